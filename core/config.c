@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every setting of Weft, in one table. Nothing else in the library calls getenv. */
+#include "internal.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { KIND_STRING, KIND_INT, KIND_SIZE, KIND_BOOL };
+static const char *const kind_names[] = {"string", "int", "size", "bool"};
+
+/* name, kind, default, least, most, help */
+#define CONFIG_MAP(XX)                                                                            \
+    XX("WEFT_LOG", STRING, "warn", 0, 0,                                                          \
+       "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
+    XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
+       "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
+    XX("WEFT_GPU", STRING, "auto", 0, 0, "GPU backend to use; auto: the first that has a device") \
+    XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \
+       "directories, separated by colons, from which weft_*.so modules are loaded")               \
+    XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \
+       "where endpoints accept connections: HOST, HOST:PORT, :PORT (all interfaces)")             \
+    XX("WEFT_PROGRESS_THREADS", INT, "1", 0, 64,                                                  \
+       "threads of an endpoint that move its bytes; 0: only calls into Weft do")                  \
+    XX("WEFT_SPIN", INT, "50", 0, 1000000,                                                        \
+       "microseconds that an idle thread polls before it sleeps")                                 \
+    XX("WEFT_BACKLOG", INT, "128", 1, 65536,                                                      \
+       "accepted conns that may wait for weft_endpoint_accept")                                   \
+    XX("WEFT_CONNECT_TIMEOUT", INT, "10000", 1, 3600000,                                          \
+       "milliseconds that connecting may take")                                                   \
+    XX("WEFT_CANCEL_GRACE", INT, "1000", 0, 3600000,                                              \
+       "milliseconds a blocking call waits, past its deadline, for a transport to let go of its " \
+       "memory before it cuts the conn")                                                          \
+    XX("WEFT_CHUNK", SIZE, "1M", 4096, 1 << 30,                                                   \
+       "piece size in which a large transfer is spread over several links")                       \
+    XX("WEFT_EAGER", SIZE, "8K", 0, 1 << 20,                                                      \
+       "longest message that is sent without asking; longer ones are fetched by the receiver")    \
+    XX("WEFT_EAGER_WINDOW", SIZE, "256K", 65536, 1 << 30,                                         \
+       "bytes of such messages a conn sends before the receiver has taken them")                  \
+    XX("WEFT_NOTIFY_QUEUE", SIZE, "256M", 65536, (int64_t)1 << 40,                                \
+       "bytes of arrived notifications an endpoint holds before it makes the senders wait")       \
+    XX("WEFT_TCP_LANES", INT, "1", 1, 16,                                                         \
+       "nics made of each tcp device: transfers are spread over them, each may have its thread")  \
+    XX("WEFT_TCP_SOCKETS", INT, "2", 1, 16,                                                       \
+       "sockets of a tcp link; the first carries small operations, the others large ones")        \
+    XX("WEFT_TCP_CHUNK", SIZE, "256K", 4096, 1 << 30,                                             \
+       "bytes of a large operation that tcp sends before it looks at other operations")           \
+    XX("WEFT_TCP_SNDBUF", SIZE, "0", 0, 1 << 30,                                                  \
+       "SO_SNDBUF of tcp's sockets; 0: follows rate and round trip")                              \
+    XX("WEFT_TCP_RCVBUF", SIZE, "0", 0, 1 << 30, "SO_RCVBUF of tcp's sockets; 0: the kernel's")   \
+    XX("WEFT_LOCAL_RING", SIZE, "256K", 16384, 1 << 30,                                           \
+       "shared memory of a local link in each direction")                                         \
+    XX("WEFT_LOCAL_CMA", BOOL, "1", 0, 1,                                                         \
+       "local: copy between processes with process_vm_readv where the kernel allows it")          \
+    XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
+       "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
+
+struct setting {
+    const char *name;
+    enum kind kind;
+    const char *preset;
+    int64_t least, most;
+    const char *help;
+    char *set; /* by weft_config_set, or NULL */
+};
+
+static struct setting table[] = {
+#define CONFIG_ROW(name, kind, preset, least, most, help)                                         \
+    {name, KIND_##kind, preset, least, most, help, NULL},
+    CONFIG_MAP(CONFIG_ROW)
+#undef CONFIG_ROW
+};
+#define COUNT (sizeof table / sizeof *table)
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct setting *find(const char *name)
+{
+    for (size_t i = 0; i < COUNT; i++)
+        if (!strcmp(table[i].name, name))
+            return &table[i];
+    return NULL;
+}
+
+/* "64K" -> 65536. Returns 0 or -EINVAL. */
+static int parse_number(const struct setting *s, const char *text, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 0);
+    if (end == text || errno)
+        return -EINVAL;
+    if (s->kind == KIND_SIZE && *end) {
+        const char *units = "KMGT", *unit = strchr(units, *end);
+        if (!unit)
+            return -EINVAL;
+        int shift = 10 * (int)(unit - units + 1);
+        if (value < 0 || value > INT64_MAX >> shift)
+            return -EINVAL;
+        value <<= shift;
+        end++;
+    }
+    if (*end || value < s->least || value > s->most)
+        return -EINVAL;
+    *out = value;
+    return 0;
+}
+
+static int check(const struct setting *s, const char *text)
+{
+    int64_t value;
+    if (s->kind == KIND_STRING || parse_number(s, text, &value) == 0)
+        return 0;
+    return weft_fail(-EINVAL, "setting %s: '%s' is not a %s from %" PRId64 " to %" PRId64, s->name,
+                     text, kind_names[s->kind], s->least, s->most);
+}
+
+/* Text in force. The lock is held. */
+static const char *text_of(const struct setting *s, enum weft_config_source *source)
+{
+    const char *env = getenv(s->name);
+    *source = s->set ? WEFT_FROM_CALLER : env ? WEFT_FROM_ENVIRONMENT : WEFT_FROM_DEFAULT;
+    return s->set ? s->set : env ? env : s->preset;
+}
+
+int weft_config_set(const char *name, const char *value)
+{
+    struct setting *s = name ? find(name) : NULL;
+    if (!s)
+        return weft_fail(WEFT_ECONFIG, "there is no setting %s", name ? name : "NULL");
+    if (value && check(s, value))
+        return -EINVAL;
+    char *copy = value ? strdup(value) : NULL;
+    if (value && !copy)
+        return weft_fail(-ENOMEM, "setting %s: no memory", name);
+    pthread_mutex_lock(&lock);
+    free(s->set);
+    s->set = copy;
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int weft_config_get(int i, struct weft_config_item *item)
+{
+    if (i < 0 || (size_t)i >= COUNT)
+        return -ENOENT;
+    pthread_mutex_lock(&lock);
+    const struct setting *s = &table[i];
+    item->name = s->name;
+    item->type = kind_names[s->kind];
+    item->preset = s->preset;
+    item->help = s->help;
+    item->value = text_of(s, &item->source);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+int64_t weft_config_int(const char *name)
+{
+    const struct setting *s = find(name);
+    int64_t value = 0;
+    if (!s || s->kind == KIND_STRING) {
+        weft_log(WEFT_LOG_ERROR, "config", "%s is not a number setting", name);
+        return 0;
+    }
+    enum weft_config_source source;
+    pthread_mutex_lock(&lock);
+    int rc = parse_number(s, text_of(s, &source), &value);
+    if (rc)
+        parse_number(s, s->preset, &value);
+    pthread_mutex_unlock(&lock);
+    return value;
+}
+
+const char *weft_config_str(const char *name)
+{
+    const struct setting *s = find(name);
+    if (!s)
+        return "";
+    enum weft_config_source source;
+    pthread_mutex_lock(&lock);
+    const char *text = text_of(s, &source);
+    pthread_mutex_unlock(&lock);
+    return text;
+}
+
+int weft__config_check(void)
+{
+    for (size_t i = 0; i < COUNT; i++) {
+        enum weft_config_source source;
+        pthread_mutex_lock(&lock);
+        int rc = check(&table[i], text_of(&table[i], &source));
+        pthread_mutex_unlock(&lock);
+        if (rc)
+            return WEFT_ECONFIG;
+    }
+    return 0;
+}

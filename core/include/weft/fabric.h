@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What this build and this machine offer: transports, their devices, GPU backends.
+ *
+ * An application does not need this header to move data; weft_info and schedulers do. All
+ * functions may be called from any thread; nothing here opens a device for good.
+ */
+#ifndef WEFT_FABRIC_H
+#define WEFT_FABRIC_H
+
+#include "weft/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Operations of the transport interface: opcodes of struct weft_cmd and bits of an op mask. */
+enum weft_op {
+    WEFT_OP_SEND,      /* message into the peer's receive pool */
+    WEFT_OP_RECV,      /* only completes: a message has arrived */
+    WEFT_OP_WRITE,     /* local memory to remote memory */
+    WEFT_OP_WRITE_IMM, /* the same, and a 32-bit immediate for the peer once the data is there */
+    WEFT_OP_READ,      /* remote memory to local memory */
+    WEFT_OP_ADD64,     /* add to an aligned remote 64-bit word, the old value comes back */
+    WEFT_OP_FENCE,     /* what comes after is delivered after what came before */
+    WEFT_OP_LINK_DOWN, /* only completes: the link is dead */
+    WEFT_OP_COUNT
+};
+#define WEFT_OP_BIT(op) (1u << (op))
+
+/* Name of an operation ("write"), static storage. */
+WEFT_API const char *weft_op_name(enum weft_op op);
+
+/* Kinds of memory, as bits. */
+#define WEFT_MEM_HOST 1u   /* ordinary process memory */
+#define WEFT_MEM_DMABUF 2u /* device memory named by a dma-buf file descriptor */
+#define WEFT_MEM_PEER 4u   /* device memory named by its address (peer memory) */
+
+/*
+ * What a nic promises. Everything above a transport adapts to these, never to a transport's name.
+ */
+enum weft_order {
+    WEFT_ORDER_NONE, /* cmds of a link may be delivered and completed in any order */
+    WEFT_ORDER_LINK  /* delivered and completed in the order they were posted */
+};
+
+enum weft_done {
+    WEFT_DONE_SENT,     /* a completed cmd's local memory may be reused; that is all */
+    WEFT_DONE_DELIVERED /* a completed cmd's data is in the target's memory */
+};
+
+struct weft_nic_attr {
+    uint32_t ops;          /* WEFT_OP_BIT of the operations it executes itself */
+    uint32_t mem_kinds;    /* WEFT_MEM_* it can register */
+    uint8_t order;         /* enum weft_order */
+    uint8_t done;          /* enum weft_done: what completion of WRITE and SEND means */
+    uint8_t imm_bits;      /* bits of an immediate that arrive: 32, or 0 without WRITE_IMM */
+    uint8_t local_reg;     /* local memory of cmds must be registered with this nic */
+    uint8_t chosen_keys;   /* takes the key core chose for a mem, instead of making its own */
+    uint8_t target_progress; /* one-sided ops advance only while the target polls its nic */
+    uint8_t peer_death;    /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
+    uint8_t rx_scatter;    /* received payload comes as fragments of a pool (see rx_release) */
+    uint32_t max_inline;   /* bytes that WEFT_CMD_INLINE can take */
+    uint32_t max_send;     /* longest SEND; at least 4096 */
+    uint32_t max_iov;      /* most local pieces of one cmd; at least 1 */
+    uint32_t tx_depth;     /* most cmds of one link between post and completion */
+    uint64_t max_msg;      /* longest WRITE or READ */
+};
+
+struct weft_transport_info {
+    char name[16];
+    char summary[96];
+    int usable;       /* at least one device can be opened */
+    char reason[192]; /* if not usable: why, in words */
+    int priority;     /* higher is preferred when several reach the peer */
+    int ndevices;
+    int from_module;  /* loaded from a file of WEFT_MODULE_PATH */
+};
+
+struct weft_device_info {
+    char name[32];
+    char summary[96];
+    int usable;
+    char reason[192];
+    int numa;            /* NUMA node, -1 unknown */
+    char pci[16];        /* "0000:3b:00.0", or "" */
+    uint64_t bits_per_s; /* line rate, 0 unknown */
+};
+
+struct weft_gpu_info {
+    char name[16];
+    char summary[96];
+    int usable;
+    char reason[192];
+    int ndevices;
+    int from_module;
+};
+
+/* i-th transport of this build. Returns 0, or -ENOENT past the end. */
+WEFT_API int weft_transport_info(int i, struct weft_transport_info *info);
+/* j-th device of a transport. Returns 0, -ENOENT past the end, WEFT_ENODEV for an unknown name. */
+WEFT_API int weft_device_info(const char *transport, int j, struct weft_device_info *info);
+/* Opens a device for a moment and tells its attributes. `device` NULL: the first usable one. */
+WEFT_API int weft_device_attr(const char *transport, const char *device,
+                              struct weft_nic_attr *attr);
+/* i-th GPU backend of this build. Returns 0, or -ENOENT past the end. */
+WEFT_API int weft_gpu_info(int i, struct weft_gpu_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

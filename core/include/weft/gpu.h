@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The GPU interface: what a folder under gpu/ implements.
+ *
+ * gpu/host implements it on plain process memory, so everything above it runs on a machine that
+ * has no GPU; gpu/cuda and gpu/hip implement it over the vendors' libraries, opened with dlopen.
+ *
+ * Threads: every function may be called from any thread; a context serves many threads at once.
+ * Errors: a negative code and a sentence (weft_fail in weft/transport.h). Nothing aborts.
+ */
+#ifndef WEFT_GPU_H
+#define WEFT_GPU_H
+
+#include "weft/base.h"
+#include "weft/transport.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An opened device. First member of a backend's own struct. */
+struct weft_gpu {
+    const struct weft_gpu_backend *backend;
+    int ordinal;
+};
+
+/* Where an address lives. */
+struct weft_gpu_range {
+    void *base;      /* start of the allocation that contains it */
+    uint64_t len;    /* of that allocation */
+    uint32_t kind;   /* WEFT_MEM_*: how a nic would register it */
+    int ordinal;     /* device that owns it, -1: host memory */
+};
+
+#define WEFT_GPU_IPC_BYTES 128
+
+/*
+ * probe: count devices.
+ * Returns: number of usable devices; 0 with the reason in weft_last_error; or a negative code.
+ *          Makes no context and leaves no memory allocated on any device.
+ */
+typedef int weft_gpu_probe_fn(void);
+
+/* open: make a context on one device (0 <= ordinal < probe()). Returns 0 or a code. */
+typedef int weft_gpu_open_fn(int ordinal, struct weft_gpu **gpu);
+/* close: give it back; its allocations and mappings are freed before. */
+typedef void weft_gpu_close_fn(struct weft_gpu *gpu);
+
+/* alloc: device memory, at least 256-byte aligned, len > 0. Returns 0, -ENOMEM or a code. */
+typedef int weft_gpu_alloc_fn(struct weft_gpu *gpu, uint64_t len, void **addr);
+/* free: give device memory back. NULL is allowed. */
+typedef void weft_gpu_free_fn(struct weft_gpu *gpu, void *addr);
+
+/*
+ * query: does this backend own the memory at addr?
+ * Returns: 1 and a filled range if device or backend-managed memory, 0 if it is not known to this
+ *          backend (plain host memory), or a negative code.
+ */
+typedef int weft_gpu_query_fn(const void *addr, struct weft_gpu_range *range);
+
+/*
+ * copy: move len bytes between any two of host and device memory.
+ * Returns: 0 when the bytes are there (stream NULL), or when the copy is queued on the caller's
+ *          stream (non-NULL, the vendor's stream handle); or a code.
+ */
+typedef int weft_gpu_copy_fn(struct weft_gpu *gpu, void *dst, const void *src, uint64_t len,
+                             void *stream);
+
+/* launch: run a kernel of the built-in module by name, args as one plain struct.
+ * WEFT_EUNSUPPORTED if the backend has no kernel of that name. */
+struct weft_gpu_launch {
+    const char *kernel;
+    const void *args;
+    size_t args_len;
+    uint32_t blocks, threads, shared_bytes;
+    void *stream;
+};
+typedef int weft_gpu_launch_fn(struct weft_gpu *gpu, const struct weft_gpu_launch *launch);
+
+/* host_map: make host memory usable by the device; *dev is the device's address of it. */
+typedef int weft_gpu_host_map_fn(struct weft_gpu *gpu, void *host, uint64_t len, void **dev);
+typedef void weft_gpu_host_unmap_fn(struct weft_gpu *gpu, void *host);
+
+/* export_dmabuf (optional): a file descriptor (the caller's to close) for a device range and the
+ * offset of addr in it. Default: WEFT_EUNSUPPORTED. */
+typedef int weft_gpu_export_dmabuf_fn(struct weft_gpu *gpu, void *addr, uint64_t len, int *fd,
+                                      uint64_t *offset);
+
+/* ipc_export (optional): a handle of WEFT_GPU_IPC_BYTES with which another process of this host
+ * maps the allocation that holds addr. Default: WEFT_EUNSUPPORTED. */
+typedef int weft_gpu_ipc_export_fn(struct weft_gpu *gpu, void *addr, void *handle);
+typedef int weft_gpu_ipc_open_fn(struct weft_gpu *gpu, const void *handle, void **addr);
+typedef void weft_gpu_ipc_close_fn(struct weft_gpu *gpu, void *addr);
+
+/* extension (optional): what only this backend has, by name. Default: NULL. */
+typedef void *weft_gpu_extension_fn(const char *name);
+
+struct weft_gpu_ops {
+    /* required */
+    weft_gpu_probe_fn *probe;
+    weft_gpu_open_fn *open;
+    weft_gpu_close_fn *close;
+    weft_gpu_alloc_fn *alloc;
+    weft_gpu_free_fn *free;
+    weft_gpu_query_fn *query;
+    weft_gpu_copy_fn *copy;
+    weft_gpu_launch_fn *launch;
+    weft_gpu_host_map_fn *host_map;
+    weft_gpu_host_unmap_fn *host_unmap;
+    /* optional */
+    weft_gpu_export_dmabuf_fn *export_dmabuf;
+    weft_gpu_ipc_export_fn *ipc_export;
+    weft_gpu_ipc_open_fn *ipc_open;
+    weft_gpu_ipc_close_fn *ipc_close;
+    weft_gpu_extension_fn *extension;
+};
+
+struct weft_gpu_backend {
+    uint32_t abi; /* WEFT_ABI */
+    const char *name;
+    const char *summary;
+    const struct weft_gpu_ops *ops;
+};
+
+/* A module exports this function under this name. */
+typedef const struct weft_gpu_backend *weft_module_gpu_fn(void);
+#define WEFT_MODULE_GPU "weft_module_gpu"
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport interface: what a folder under transports/ implements.
+ *
+ * A transport moves the bytes of one link and knows nothing of other links, of conns or of
+ * endpoints. Striping, failing over, emulating operations a nic lacks, and two-sided matching are
+ * written once, in core, over any transport. Each sentence under a function type below is a test
+ * in tests/contract/.
+ *
+ * Objects. probe finds devices; open makes a *nic* of one; a nic owns registered memory and
+ * links; a link joins it to one nic of a peer. Operations are data: post takes an array of cmds,
+ * poll returns an array of comps.
+ *
+ * Threads. Core calls all functions of one nic, its mems and its links from one thread at a time
+ * (it holds the nic's lock). Different nics are driven by different threads at once: nothing
+ * mutable may be shared between nics without its own lock.
+ *
+ * Time. Nothing here blocks, except probe and open, which may take up to a second.
+ *
+ * Completions. A cmd that post accepted ends in exactly one comp, in any order unless attr.order
+ * says otherwise, until its link dies or is closed. When a link dies, poll returns one comp with
+ * op WEFT_OP_LINK_DOWN for it and none after it for that link: core, which knows what it posted,
+ * ends or re-sends the rest. After link_close no comp names the link and no memory of its cmds is
+ * touched again. Nothing is retried by core on a link that is up: a comp with a bad status is the
+ * answer.
+ *
+ * Strangers. Whatever comes from the peer is checked before it is used: lengths, opcodes, keys,
+ * bounds, access. A peer that breaks the protocol loses its link with WEFT_EPROTO, and no one
+ * else notices. A one-sided operation whose key, range or access is wrong touches no memory and
+ * completes at the initiator with WEFT_EKEY, WEFT_EBOUNDS or WEFT_EACCESS; the link stays up.
+ *
+ * Errors. A function that fails returns a negative code and says why with weft_fail(). Transports
+ * never abort, exit, or print.
+ */
+#ifndef WEFT_TRANSPORT_H
+#define WEFT_TRANSPORT_H
+
+#include <sys/socket.h>
+
+#include "weft/base.h"
+#include "weft/fabric.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Version of this header's structs. A backend built for another one is refused. */
+#define WEFT_ABI 1
+
+struct weft_transport;
+
+/* First member of a transport's own nic struct. Filled by open. */
+struct weft_nic {
+    const struct weft_transport *transport;
+    struct weft_nic_attr attr; /* constant after open */
+};
+
+/* First member of a transport's own link struct. Filled by link_open, but for user. */
+struct weft_link {
+    struct weft_nic *nic;
+    void *user; /* core's; the transport leaves it alone */
+};
+
+struct weft_nic_opts {
+    const char *device;    /* name from probe; never NULL */
+    const char *bind_host; /* numeric address to listen on; NULL: loopback only */
+    int lane;              /* 0, 1, ...: how many nics of this device were opened before */
+};
+
+/* What a mem may be used for by peers. Local use is always allowed. */
+#define WEFT_ACCESS_READ 1u
+#define WEFT_ACCESS_WRITE 2u
+#define WEFT_ACCESS_ATOMIC 4u
+
+struct weft_mem_range {
+    void *addr;
+    uint64_t len;    /* never 0 */
+    uint32_t access; /* WEFT_ACCESS_* */
+    uint32_t kind;   /* one WEFT_MEM_* bit */
+    int dmabuf_fd;   /* WEFT_MEM_DMABUF only, else -1 */
+    uint64_t dmabuf_offset;
+    uint64_t key; /* attr.chosen_keys: the random key under which peers name it */
+};
+
+struct weft_mem_handle {
+    void *mem;     /* the transport's; goes into cmds and to mem_dereg */
+    uint64_t rkey; /* what peers put into cmd.remote_key */
+};
+
+enum weft_role { WEFT_ROLE_ACTIVE, WEFT_ROLE_PASSIVE };
+
+struct weft_link_opts {
+    enum weft_role role; /* of the two ends of a link exactly one is active */
+    /* Active: the address at which the peer's endpoint was reached, passive: where it came from;
+     * NULL when the endpoints met in some other way. */
+    const struct sockaddr *peer;
+    socklen_t peer_len;
+};
+
+struct weft_iov_local {
+    void *addr;
+    uint64_t len;
+    void *mem; /* handle of the registered memory, NULL when attr.local_reg is 0 */
+};
+
+#define WEFT_CMD_INLINE 1u /* payload is copied before post returns (<= attr.max_inline) */
+#define WEFT_CMD_MORE 2u   /* another cmd follows at once: sending may wait for it */
+
+struct weft_cmd {
+    uint8_t op;      /* enum weft_op: SEND WRITE WRITE_IMM READ ADD64 FENCE */
+    uint8_t flags;   /* WEFT_CMD_* */
+    uint16_t niov;   /* 0: the payload is `one`; else iov[0..niov) */
+    uint32_t imm;    /* WRITE_IMM */
+    uint64_t remote_addr; /* address at the peer (WRITE WRITE_IMM READ ADD64) */
+    uint64_t remote_key;
+    uint64_t value; /* ADD64: what to add */
+    uint64_t len;   /* payload bytes, the sum over the iov; 0 is legal for all but ADD64 (8) */
+    uint64_t ctx;   /* comes back in the comp */
+    union {
+        struct weft_iov_local one;
+        const struct weft_iov_local *iov; /* array stays valid until the comp */
+    };
+};
+
+struct weft_comp {
+    uint64_t ctx; /* of the cmd; 0 for RECV, arrivals of an immediate, LINK_DOWN */
+    struct weft_link *link;
+    uint8_t op;     /* of the cmd; RECV: a SEND of the peer arrived; WRITE_IMM with ctx 0: an
+                       immediate of the peer arrived; LINK_DOWN */
+    int32_t status; /* 0, or a WEFT_E / -errno code. LINK_DOWN: why */
+    uint32_t imm;   /* arrived immediate */
+    uint64_t value; /* ADD64: the word before the addition */
+    uint64_t len;   /* bytes moved; RECV: length of the message */
+    const void *data; /* RECV: the message; valid until the next poll of the nic, or, where
+                         attr.rx_scatter, until rx_release */
+};
+
+/*
+ * probe: list the devices of this transport.
+ * Called:  from any thread, at any time; also without any hardware or vendor library.
+ * Owns:    fills list[0..min(count, max)); list may be NULL when max is 0.
+ * Returns: number of devices that exist, also those beyond max and those marked unusable with
+ *          their reason; 0 with weft_fail-style reason in weft_last_error if there is none; or a
+ *          negative code.
+ */
+typedef int weft_probe_fn(struct weft_device_info *list, int max);
+
+/*
+ * open: make a nic of a device.
+ * Owns:    *nic is the caller's until close. opts is borrowed for the call.
+ * Returns: 0; WEFT_ENODEV for a name that probe does not list; else a negative code.
+ */
+typedef int weft_open_fn(const struct weft_nic_opts *opts, struct weft_nic **nic);
+
+/*
+ * close: give a nic back. Its links and mems are closed before.
+ */
+typedef void weft_close_fn(struct weft_nic *nic);
+
+/*
+ * mem_reg: make memory reachable for peers under handle->rkey, and usable in this nic's cmds.
+ * Owns:    the memory stays the caller's and must stay mapped until mem_dereg.
+ * Returns: 0 and a filled handle, or a negative code and nothing registered.
+ *          The same range may be registered many times, with different keys and access.
+ */
+typedef int weft_mem_reg_fn(struct weft_nic *nic, const struct weft_mem_range *range,
+                            struct weft_mem_handle *handle);
+
+/*
+ * mem_dereg: end a registration.
+ * Returns: 0: from now on no peer's operation touches the memory through this handle, and its key
+ *          is unknown (a READ that is being answered ends at the peer with WEFT_EKEY); or
+ *          WEFT_EAGAIN: part of the memory is still being read or written for a peer; poll and
+ *          call again (new operations are refused from the first call on).
+ */
+typedef int weft_mem_dereg_fn(struct weft_nic *nic, void *mem);
+
+/*
+ * link_open: begin a link. It carries nothing until it is connected.
+ * Owns:    *link is the caller's until link_close.
+ */
+typedef int weft_link_open_fn(struct weft_nic *nic, const struct weft_link_opts *opts,
+                              struct weft_link **link);
+
+/*
+ * link_address: what the peer's link_connect needs, as bytes that core carries there.
+ * Called:  after link_open, once; the active end also gets the passive end's address before it
+ *          is asked for its own (core: passive opens, active opens, active connects, passive
+ *          connects).
+ * Returns: length written, at most cap (cap is at least WEFT_LINK_ADDRESS_MAX), or a code.
+ */
+#define WEFT_LINK_ADDRESS_MAX 512
+typedef int weft_link_address_fn(struct weft_link *link, void *buf, size_t cap);
+
+/*
+ * link_connect: join a link to the peer's link with this address.
+ * Called:  with the same address again and again, with poll in between, until it does not return
+ *          WEFT_EAGAIN. Untrusted input: the address is checked.
+ * Returns: 0 connected; WEFT_EAGAIN in progress; WEFT_EPROTO malformed address; WEFT_EVERSION;
+ *          else a negative code: this transport does not reach this peer (core tries the next).
+ */
+typedef int weft_link_connect_fn(struct weft_link *link, const void *addr, size_t len);
+
+/*
+ * link_close: end a link, in any state. The peer's end sees WEFT_OP_LINK_DOWN.
+ *          Everything that completed at this end has been delivered in the sense of attr.done;
+ *          what had not completed is dropped without a comp.
+ */
+typedef void weft_link_close_fn(struct weft_link *link);
+
+/*
+ * post: hand up to n cmds to a connected link.
+ * Owns:    cmds stay the caller's; payload memory is the transport's until the comp (or until
+ *          post returns, with WEFT_CMD_INLINE).
+ * Returns: number accepted, 0..n, in order (fewer than n: poll, then post the rest), or a
+ *          negative code if the first one can never be accepted on this link (WEFT_EUNSUPPORTED,
+ *          -EINVAL, WEFT_ELINK on a dead link): then none was. Transmission may be put off to
+ *          the next poll while earlier cmds of the link are in flight.
+ */
+typedef int weft_post_fn(struct weft_link *link, const struct weft_cmd *cmds, int n);
+
+/*
+ * poll: make progress on all links of a nic and collect what ended.
+ * Returns: number of comps written, 0..max; or a negative code if the nic is lost.
+ *          One call does a bounded amount of work (about 1 MiB, or 100 us).
+ */
+typedef int weft_poll_fn(struct weft_nic *nic, struct weft_comp *comps, int max);
+
+/*
+ * wait_fd: prepare to sleep.
+ * Returns: a file descriptor that becomes readable when poll has something to do (and stays so
+ *          until poll did it), the same for the life of the nic; or WEFT_EAGAIN: there is work
+ *          already, poll first.
+ * Default: WEFT_EUNSUPPORTED: core polls every millisecond.
+ */
+typedef int weft_wait_fd_fn(struct weft_nic *nic);
+
+/*
+ * rx_release: give received fragments back to the pool (attr.rx_scatter only).
+ * Default: nothing to release.
+ */
+typedef void weft_rx_release_fn(struct weft_nic *nic, const struct weft_comp *comp);
+
+/*
+ * extension: a function or object that only this transport has, by name.
+ * Returns: NULL if there is none of that name. Default: NULL.
+ */
+typedef void *weft_extension_fn(const char *name);
+
+struct weft_transport_ops {
+    /* required */
+    weft_probe_fn *probe;
+    weft_open_fn *open;
+    weft_close_fn *close;
+    weft_mem_reg_fn *mem_reg;
+    weft_mem_dereg_fn *mem_dereg;
+    weft_link_open_fn *link_open;
+    weft_link_address_fn *link_address;
+    weft_link_connect_fn *link_connect;
+    weft_link_close_fn *link_close;
+    weft_post_fn *post;
+    weft_poll_fn *poll;
+    /* optional, with the default named above */
+    weft_wait_fd_fn *wait_fd;
+    weft_rx_release_fn *rx_release;
+    weft_extension_fn *extension;
+};
+
+struct weft_transport {
+    uint32_t abi; /* WEFT_ABI */
+    const char *name;
+    const char *summary;
+    int priority;     /* local 1000, then by speed: verbs 500, efa 400, tcpx 300, tcp 100 */
+    int same_host;    /* reaches only peers on this host: core does not try it for others */
+    const struct weft_transport_ops *ops;
+};
+
+/* A module (weft_<name>.so in WEFT_MODULE_PATH) exports this function under this name. */
+typedef const struct weft_transport *weft_module_transport_fn(void);
+#define WEFT_MODULE_TRANSPORT "weft_module_transport"
+
+/* --- what core offers to transports and GPU backends ------------------------------------- */
+
+/* Remember a sentence for weft_last_error and return code: `return weft_fail(-EINVAL, "...")`. */
+WEFT_API int weft_fail(int code, const char *fmt, ...) WEFT_PRINTF(2, 3);
+
+/* Settings of the one table in core/config.c. An unknown name gives 0 / "" and an error log. */
+WEFT_API int64_t weft_config_int(const char *name);
+WEFT_API const char *weft_config_str(const char *name);
+
+/* Nanoseconds of CLOCK_MONOTONIC. */
+WEFT_API uint64_t weft_now(void);
+
+/* Fill buf from the operating system's random source. Returns 0 or a negative code. */
+WEFT_API int weft_random(void *buf, size_t len);
+
+/* Log one line: lower case, object first, no newline. Keeps errno. */
+WEFT_API void weft_log(enum weft_log_level level, const char *subsystem, const char *fmt, ...)
+    WEFT_PRINTF(3, 4);
+/* True if a line of this level would be written: guards expensive arguments. */
+WEFT_API int weft_log_on(enum weft_log_level level, const char *subsystem);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
