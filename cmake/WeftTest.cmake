@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+# How a test is declared.
+#
+#   weft_add_test(NAME SOURCES file... [LABELS label...] [TIMEOUT seconds] [LIBRARIES target...]
+#                 [ENVIRONMENT "X=y"...] [SHARED])
+#       One cmocka program and one ctest entry. It is linked with libweft.a, so it may call what
+#       core/internal.h declares; SHARED: with libweft.so, so only what is public.
+#
+#   weft_add_contract_test(FILE [SOURCES file...] [LABELS ...] [TIMEOUT ...])
+#       tests/contract/FILE.c, once for each built transport and GPU backend: contract.FILE.tcp.host
+#       and, under the fault decorator with reordering, contract.FILE.tcp.host.fault. The program
+#       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU and WEFT_TEST_FAULT.
+#
+#   weft_add_gpu_test(FILE)
+#       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
+#
+# A test that exits with 77 is counted as skipped; it prints why.
+
+set(WEFT_TEST_TIMEOUT 60)
+# Reorders and delays (microseconds) completions, and accepts one post of five only in part.
+set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
+# Tests ask for more memory than there is, to see that it is an error.
+set(WEFT_TEST_ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1"
+    "TSAN_OPTIONS=allocator_may_return_null=1")
+
+function(weft__test_program target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "SHARED" "" "SOURCES;LIBRARIES")
+    add_executable(${target} ${arg_SOURCES})
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests
+                               ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR}/core/include
+                               ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
+    set(library weft_static)
+    if(arg_SHARED)
+        set(library weft)
+    endif()
+    target_link_libraries(${target} PRIVATE ${library} ${arg_LIBRARIES} PkgConfig::cmocka
+                          Threads::Threads)
+endfunction()
+
+function(weft__test_entry name target)
+    cmake_parse_arguments(PARSE_ARGV 2 arg "" "TIMEOUT" "LABELS;ENVIRONMENT")
+    if(NOT arg_TIMEOUT)
+        set(arg_TIMEOUT ${WEFT_TEST_TIMEOUT})
+    endif()
+    add_test(NAME ${name} COMMAND ${target})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
+                         LABELS "${arg_LABELS}"
+                         ENVIRONMENT "${WEFT_TEST_ENVIRONMENT};${arg_ENVIRONMENT}")
+endfunction()
+
+function(weft_add_test name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "SHARED" "TIMEOUT"
+                          "SOURCES;LABELS;LIBRARIES;ENVIRONMENT")
+    set(shared "")
+    if(arg_SHARED)
+        set(shared SHARED)
+    endif()
+    weft__test_program(${name} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} ${shared})
+    weft__test_entry(${name} ${name} TIMEOUT ${arg_TIMEOUT} LABELS ${arg_LABELS}
+                     ENVIRONMENT ${arg_ENVIRONMENT})
+endfunction()
+
+function(weft_add_contract_test file)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS")
+    weft__test_program(contract_${file} SOURCES contract/${file}.c ${arg_SOURCES})
+    get_property(transports GLOBAL PROPERTY WEFT_TRANSPORT_BUILT)
+    get_property(gpus GLOBAL PROPERTY WEFT_GPU_BUILT)
+    foreach(transport IN LISTS transports)
+        foreach(gpu IN LISTS gpus)
+            set(name contract.${file}.${transport}.${gpu})
+            set(pair WEFT_TEST_TRANSPORT=${transport} WEFT_TEST_GPU=${gpu})
+            weft__test_entry(${name} contract_${file} TIMEOUT ${arg_TIMEOUT}
+                             LABELS contract ${arg_LABELS} ENVIRONMENT ${pair})
+            weft__test_entry(${name}.fault contract_${file} TIMEOUT ${arg_TIMEOUT}
+                             LABELS contract fault ${arg_LABELS}
+                             ENVIRONMENT ${pair} WEFT_TEST_FAULT=${WEFT_TEST_FAULT})
+        endforeach()
+    endforeach()
+endfunction()
+
+function(weft_add_gpu_test file)
+    weft__test_program(contract_${file} SOURCES contract/${file}.c)
+    get_property(gpus GLOBAL PROPERTY WEFT_GPU_BUILT)
+    foreach(gpu IN LISTS gpus)
+        weft__test_entry(contract.${file}.${gpu} contract_${file} LABELS contract gpu
+                         ENVIRONMENT WEFT_TEST_GPU=${gpu})
+    endforeach()
+endfunction()
