@@ -247,6 +247,12 @@ typedef void weft_rx_release_fn(struct weft_nic *nic, const struct weft_comp *co
  */
 typedef void *weft_extension_fn(const char *name);
 
+/* What a decorator's extension(WEFT_EXTENSION_WRAP) returns: open a nic of another transport,
+ * wrapped. The spec is the decorator's own language. */
+#define WEFT_EXTENSION_WRAP "wrap"
+typedef int weft_wrap_fn(const struct weft_transport *inner, const char *spec,
+                         const struct weft_nic_opts *opts, struct weft_nic **nic);
+
 struct weft_transport_ops {
     /* required */
     weft_probe_fn *probe;
