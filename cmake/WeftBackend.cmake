@@ -2,14 +2,15 @@
 # How a backend (a folder under transports/ or gpu/) is declared, chosen and put into the table.
 #
 #   weft_add_backend(TRANSPORT|GPU NAME SOURCES file... [LIBRARIES target...]
-#                    [HEADERS_FOUND variable PACKAGE "what to install"])
+#                    [HEADERS_FOUND variable PACKAGE "what to install"] [DECORATOR])
 #
+# DECORATOR: it wraps other backends; the contract suite has no runs of it alone.
 # Without HEADERS_FOUND the backend needs nothing and is always built. With it, the variable says
 # whether the vendor's headers are there; then -DTRANSPORT / -DGPU decide: auto builds it if they
 # are, a list that names it fails if they are not, a list that does not name it leaves it out.
 #
-# Collected in global properties: WEFT_<KIND>_BUILT (names), WEFT_<KIND>_DECLARED (names),
-# WEFT_BACKEND_NOTES (lines of the summary table).
+# Collected in global properties: WEFT_<KIND>_DECLARED, WEFT_<KIND>_BUILT and, less the decorators,
+# WEFT_<KIND>_TESTED (names); WEFT_BACKEND_NOTES (lines of the summary table).
 
 # Backends of later versions: naming one says so instead of "unknown".
 set(WEFT_LATER_TRANSPORT verbs efa tcpx)
@@ -41,7 +42,7 @@ function(weft__choose kind name headers_found package)
 endfunction()
 
 function(weft_add_backend kind name)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "DECORATOR" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_DECLARED ${name})
     weft__choose(${kind} ${name} "${arg_HEADERS_FOUND}" "${arg_PACKAGE}")
     if(NOT chosen)
@@ -53,6 +54,9 @@ function(weft_add_backend kind name)
                                ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target} PRIVATE Threads::Threads ${arg_LIBRARIES})
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_BUILT ${name})
+    if(NOT arg_DECORATOR)
+        set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_TESTED ${name})
+    endif()
     set_property(GLOBAL APPEND PROPERTY WEFT_OBJECT_TARGETS ${target})
 endfunction()
 
