@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# Headers, libraries, and what find_package(weft) and pkg-config need to find them.
+include(CMakePackageConfigHelpers)
+
+set(weft_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
+set(weft_targets "")
+foreach(target IN ITEMS weft weft_static)
+    if(TARGET ${target})
+        list(APPEND weft_targets ${target})
+    endif()
+endforeach()
+
+install(TARGETS ${weft_targets} EXPORT weft-targets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY core/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING
+        PATTERN "*.h")
+install(EXPORT weft-targets NAMESPACE weft:: DESTINATION ${weft_cmake_dir})
+
+configure_package_config_file(cmake/weft-config.cmake.in ${PROJECT_BINARY_DIR}/weft-config.cmake
+                              INSTALL_DESTINATION ${weft_cmake_dir})
+# Before 1.0 a minor version may change anything.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/weft-config-version.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/weft-config.cmake
+        ${PROJECT_BINARY_DIR}/weft-config-version.cmake DESTINATION ${weft_cmake_dir})
+
+# ${pcfiledir}/../.. is the prefix: the tree may be moved after it was installed.
+file(RELATIVE_PATH weft_pc_prefix /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+configure_file(cmake/weft.pc.in ${PROJECT_BINARY_DIR}/weft.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/weft.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
