@@ -18,8 +18,8 @@
 
 #include "backends.h"
 
-#define ALIGN 256              /* what weft/gpu.h promises */
-#define LEN (3 * 4096 + 17)    /* more than a page, and odd */
+#define ALIGN 256           /* what weft/gpu.h promises */
+#define LEN (3 * 4096 + 17) /* more than a page, and odd */
 #define THREADS 4
 #define ROUNDS 200
 
