@@ -42,8 +42,8 @@ static const char *const kind_names[] = {"string", "int", "size", "bool"};
        "bytes of such messages a conn sends before the receiver has taken them")                  \
     XX("WEFT_NOTIFY_QUEUE", SIZE, "256M", 65536, (int64_t)1 << 40,                                \
        "bytes of arrived notifications an endpoint holds before it makes the senders wait")       \
-    XX("WEFT_TCP_LANES", INT, "1", 1, 16,                                                         \
-       "nics made of each tcp device: transfers are spread over them, each may have its thread")  \
+    XX("WEFT_LANES", INT, "1", 1, 8,                                                              \
+       "nics made of each device: transfers are spread over them, each may have its thread")      \
     XX("WEFT_TCP_SOCKETS", INT, "2", 1, 16,                                                       \
        "sockets of a tcp link; the first carries small operations, the others large ones")        \
     XX("WEFT_TCP_CHUNK", SIZE, "256K", 4096, 1 << 30,                                             \
@@ -197,5 +197,21 @@ int weft__config_check(void)
         if (rc)
             return WEFT_ECONFIG;
     }
+    return 0;
+}
+
+int weft__opts_copy(void *ours, size_t our_size, const void *theirs, const char *what)
+{
+    if (!theirs)
+        return 0;
+    size_t size;
+    memcpy(&size, theirs, sizeof size);
+    if (size < sizeof size || size > 4096)
+        return weft_fail(-EINVAL, "%s.struct_size is %zu: fill it with WEFT_OPTS", what, size);
+    for (size_t i = our_size; i < size; i++)
+        if (((const char *)theirs)[i])
+            return weft_fail(-EINVAL, "%s has a field set that this version (%s) does not know",
+                             what, WEFT_VERSION_STRING);
+    memcpy(ours, theirs, size < our_size ? size : our_size);
     return 0;
 }

@@ -62,7 +62,7 @@ struct weft_nic_attr {
     uint8_t rx_scatter;    /* received payload comes as fragments of a pool (see rx_release) */
     uint32_t max_inline;   /* bytes that WEFT_CMD_INLINE can take */
     uint32_t max_send;     /* longest SEND; at least 4096 */
-    uint32_t max_iov;      /* most local pieces of one cmd; at least 1 */
+    uint32_t max_iov;      /* most local pieces of one cmd; at least 4 */
     uint32_t tx_depth;     /* most cmds of one link between post and completion */
     uint64_t max_msg;      /* longest WRITE or READ */
 };

@@ -100,7 +100,8 @@ struct weft_link_opts {
 struct weft_iov_local {
     void *addr;
     uint64_t len;
-    void *mem; /* handle of the registered memory, NULL when attr.local_reg is 0 */
+    void *mem; /* handle of the registered memory; NULL when attr.local_reg is 0, and for SEND,
+                  whose payload a transport copies if it has to */
 };
 
 #define WEFT_CMD_INLINE 1u /* payload is copied before post returns (<= attr.max_inline) */

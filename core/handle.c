@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Handles: 64-bit values that name objects without pointing at them.
+ *
+ * A slot's state holds the generation of the handle that is valid now and the number of calls
+ * that are using the object. Slots are never unmapped, so a stale handle can be looked up safely;
+ * generations start at a random value, so one from another process is not mistaken for ours.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define CHUNK 256
+#define CHUNKS 4096 /* a million objects a process */
+#define SHUT 0x80000000u
+#define USERS 0x7fffffffu
+
+struct slot {
+    _Atomic(uint64_t) state; /* generation << 32 | shut bit | users */
+    void *obj;
+    enum weft__kind kind;
+    uint32_t next_free;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct slot *) chunks[CHUNKS];
+static uint32_t nslots, free_head = UINT32_MAX, free_tail = UINT32_MAX;
+
+uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generation)
+{
+    return (uint64_t)kind << 60 | (uint64_t)slot << 32 | generation;
+}
+
+uint32_t weft__handle_slot(uint64_t handle)
+{
+    return (uint32_t)(handle >> 32) & 0x0fffffffu;
+}
+
+bool weft__handle_is(uint64_t handle, enum weft__kind kind)
+{
+    return handle >> 60 == (uint64_t)kind;
+}
+
+static struct slot *slot_at(uint32_t i)
+{
+    if (i / CHUNK >= CHUNKS)
+        return NULL;
+    /* pairs with the release in grow */
+    struct slot *chunk = atomic_load_explicit(&chunks[i / CHUNK], memory_order_acquire);
+    return chunk ? &chunk[i % CHUNK] : NULL;
+}
+
+/* Oldest free slot first, so that generations of one slot are used up slowly. */
+static void give(uint32_t i)
+{
+    slot_at(i)->next_free = UINT32_MAX;
+    if (free_tail == UINT32_MAX)
+        free_head = i;
+    else
+        slot_at(free_tail)->next_free = i;
+    free_tail = i;
+}
+
+static int grow(void)
+{
+    if (nslots / CHUNK >= CHUNKS)
+        return weft_fail(WEFT_ELIMIT, "more than %d objects in one process", CHUNK * CHUNKS);
+    struct slot *chunk = calloc(CHUNK, sizeof *chunk);
+    if (!chunk)
+        return weft_fail(-ENOMEM, "no memory for handles");
+    for (int i = 0; i < CHUNK; i++) {
+        uint32_t generation;
+        if (weft_random(&generation, sizeof generation)) {
+            free(chunk);
+            return -EIO;
+        }
+        atomic_init(&chunk[i].state, (uint64_t)generation << 32 | SHUT);
+    }
+    atomic_store_explicit(&chunks[nslots / CHUNK], chunk, memory_order_release);
+    for (int i = 0; i < CHUNK; i++)
+        give(nslots++);
+    return 0;
+}
+
+uint64_t weft__handle_open(enum weft__kind kind, void *obj)
+{
+    pthread_mutex_lock(&lock);
+    if (free_head == UINT32_MAX && grow()) {
+        pthread_mutex_unlock(&lock);
+        return 0;
+    }
+    uint32_t i = free_head;
+    struct slot *slot = slot_at(i);
+    free_head = slot->next_free;
+    if (free_head == UINT32_MAX)
+        free_tail = UINT32_MAX;
+    slot->obj = obj;
+    slot->kind = kind;
+    uint32_t generation = (uint32_t)(atomic_load(&slot->state) >> 32) + 1;
+    /* pairs with the acquire in get: obj and kind are there before the generation is */
+    atomic_store_explicit(&slot->state, (uint64_t)generation << 32, memory_order_release);
+    pthread_mutex_unlock(&lock);
+    return weft__handle_make(kind, i, generation);
+}
+
+static const char *const kind_names[] = {"?", "endpoint", "conn", "mem", "op"};
+
+void *weft__handle_get(uint64_t handle, enum weft__kind kind)
+{
+    struct slot *slot = slot_at(weft__handle_slot(handle));
+    if (slot && weft__handle_is(handle, kind)) {
+        uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
+        while (state >> 32 == (uint32_t)handle && !(state & SHUT)) {
+            if (atomic_compare_exchange_weak_explicit(&slot->state, &state, state + 1,
+                                                      memory_order_acquire, memory_order_acquire))
+                return slot->obj;
+        }
+    }
+    weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an open %s of this process",
+              (unsigned long long)handle, kind_names[kind]);
+    return NULL;
+}
+
+void weft__handle_put(uint64_t handle)
+{
+    /* pairs with the acquire in drain: what the user did is seen by who frees */
+    atomic_fetch_sub_explicit(&slot_at(weft__handle_slot(handle))->state, 1,
+                              memory_order_release);
+}
+
+bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
+{
+    struct slot *slot = slot_at(weft__handle_slot(handle));
+    if (!slot || !weft__handle_is(handle, kind))
+        return false;
+    uint64_t state = atomic_load(&slot->state);
+    while (state >> 32 == (uint32_t)handle && !(state & SHUT))
+        if (atomic_compare_exchange_weak(&slot->state, &state, state | SHUT))
+            return true;
+    return false;
+}
+
+static uint32_t users(uint64_t handle)
+{
+    return atomic_load_explicit(&slot_at(weft__handle_slot(handle))->state,
+                                memory_order_acquire) & USERS;
+}
+
+static void recycle(uint64_t handle)
+{
+    uint32_t i = weft__handle_slot(handle);
+    uint64_t generation = (uint32_t)handle;
+    atomic_store(&slot_at(i)->state, generation << 32 | SHUT);
+    pthread_mutex_lock(&lock);
+    give(i);
+    pthread_mutex_unlock(&lock);
+}
+
+void weft__handle_drain(uint64_t handle, uint32_t mine)
+{
+    while (users(handle) > mine)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+    recycle(handle);
+}
+
+bool weft__handle_try_drain(uint64_t handle)
+{
+    if (users(handle))
+        return false;
+    recycle(handle);
+    return true;
+}
