@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bootstrap sockets: the listener, and the short TCP conversations in which two endpoints agree
+ * on a transport and exchange link addresses. Moves frames; handshake.c decides what they say.
+ *
+ * A frame: u32 magic, u16 version, u16 type, u32 body length, body. Nothing here blocks. A
+ * stranger costs one socket, WEFT__FRAME_MAX bytes and no more than its deadline.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#define MAGIC 0x54464557u /* "WEFT" */
+#define VERSION 1
+#define STRANGERS 64        /* handshakes under way beyond the backlog */
+#define JOIN_STEP_NS 1000000u
+#define LISTEN_BACKLOG 1024
+
+/* --- sending and failing ----------------------------------------------------------------------- */
+
+static void watch(struct weft__boot *boot, int op)
+{
+    struct epoll_event event = {.events = EPOLLIN | (boot->want_write ? EPOLLOUT : 0),
+                                .data.ptr = boot};
+    if (epoll_ctl(boot->ep->boot_epoll, op, boot->fd, &event))
+        weft_log(WEFT_LOG_ERROR, "boot", "cannot watch a socket: %m");
+}
+
+static void close_fd(struct weft__boot *boot)
+{
+    if (boot->fd >= 0)
+        close(boot->fd);
+    boot->fd = -1;
+}
+
+static void detach(struct weft__boot *boot)
+{
+    struct weft__endpoint *ep = boot->ep;
+    close_fd(boot);
+    pthread_mutex_lock(&ep->lock);
+    if (boot->conn) {
+        boot->conn->handshaking = false;
+        boot->conn = NULL;
+        weft__changed(ep);
+    }
+    pthread_mutex_unlock(&ep->lock);
+}
+
+void weft__boot_fail(struct weft__boot *boot, int status, const char *fmt, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    weft_log(WEFT_LOG_DEBUG, "boot", "%s", text);
+    if (boot->conn) {
+        pthread_mutex_lock(&boot->ep->lock);
+        weft__conn_down(boot->conn, status, "%s", text);
+        pthread_mutex_unlock(&boot->ep->lock);
+    }
+    detach(boot);
+}
+
+void weft__boot_end(struct weft__boot *boot, bool keep)
+{
+    if (keep) {
+        atomic_fetch_sub(&boot->ep->booting, 1);
+        boot->kept = true;
+        boot->deadline = UINT64_MAX;
+    } else {
+        detach(boot);
+    }
+}
+
+static void flush(struct weft__boot *boot)
+{
+    while (boot->tx_sent < boot->tx_len) {
+        ssize_t n = send(boot->fd, boot->tx + boot->tx_sent, boot->tx_len - boot->tx_sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN) {
+            weft__boot_fail(boot, WEFT_EPEER, "lost the peer during the handshake: %m");
+            return;
+        }
+        if (n < 0)
+            break;
+        boot->tx_sent += (size_t)n;
+    }
+    bool want = boot->tx_sent < boot->tx_len;
+    if (!want)
+        boot->tx_len = boot->tx_sent = 0;
+    if (want != boot->want_write) {
+        boot->want_write = want;
+        watch(boot, EPOLL_CTL_MOD);
+    }
+}
+
+void weft__boot_send(struct weft__boot *boot, uint16_t type, const void *body, size_t len)
+{
+    if (boot->fd < 0)
+        return;
+    size_t frame = WEFT__FRAME_HEAD + len;
+    uint8_t *tx = frame > WEFT__FRAME_MAX ? NULL : realloc(boot->tx, boot->tx_len + frame);
+    if (!tx) {
+        weft__boot_fail(boot, -ENOMEM, "no memory for a handshake frame of %zu bytes", frame);
+        return;
+    }
+    boot->tx = tx;
+    struct weft__writer w = {tx + boot->tx_len, tx + boot->tx_len + frame, false};
+    weft__put_u32(&w, MAGIC);
+    weft__put_u16(&w, VERSION);
+    weft__put_u16(&w, type);
+    weft__put_u32(&w, (uint32_t)len);
+    weft__put(&w, body, len);
+    boot->tx_len += frame;
+    flush(boot);
+}
+
+/* --- receiving ---------------------------------------------------------------------------------- */
+
+/* One frame from the front of rx. Returns its size, 0 if it is not complete. */
+static size_t take_frame(struct weft__boot *boot)
+{
+    if (boot->rx_len < WEFT__FRAME_HEAD)
+        return 0;
+    struct weft__reader r = {boot->rx, boot->rx + boot->rx_len, false};
+    uint32_t magic = weft__get_u32(&r);
+    uint16_t version = weft__get_u16(&r), type = weft__get_u16(&r);
+    uint32_t len = weft__get_u32(&r);
+    if (magic != MAGIC) {
+        weft__boot_fail(boot, WEFT_EPROTO, "what answers there is not a Weft endpoint");
+        return 0;
+    }
+    if (version != VERSION) {
+        weft__boot_fail(boot, WEFT_EVERSION, "peer speaks version %u of the handshake, we %u",
+                        version, VERSION);
+        return 0;
+    }
+    if (len > WEFT__FRAME_MAX - WEFT__FRAME_HEAD) {
+        weft__boot_fail(boot, WEFT_EPROTO, "handshake frame of %u bytes", len);
+        return 0;
+    }
+    if (boot->rx_len < WEFT__FRAME_HEAD + len)
+        return 0;
+    weft__handshake_frame(boot, type, r.at, len);
+    return WEFT__FRAME_HEAD + len;
+}
+
+static void receive(struct weft__boot *boot)
+{
+    if (!boot->rx && !(boot->rx = malloc(WEFT__FRAME_MAX))) {
+        weft__boot_fail(boot, -ENOMEM, "no memory for a handshake");
+        return;
+    }
+    ssize_t n = recv(boot->fd, boot->rx + boot->rx_len, WEFT__FRAME_MAX - boot->rx_len,
+                     MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        weft__boot_fail(boot, WEFT_EPEER, n ? "lost the peer: %m" : "the peer closed");
+        return;
+    }
+    boot->rx_len += (size_t)n;
+    size_t used;
+    while (boot->fd >= 0 && (used = take_frame(boot))) {
+        boot->rx_len -= used;
+        memmove(boot->rx, boot->rx + used, boot->rx_len);
+    }
+}
+
+/* --- connecting --------------------------------------------------------------------------------- */
+
+/* Try the next address. Ends the boot when there is none left. */
+static void try_connect(struct weft__boot *boot, int error)
+{
+    while (boot->addr < boot->naddrs) {
+        struct weft__address *a = &boot->addrs[boot->addr++];
+        close_fd(boot);
+        boot->fd = socket(a->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (boot->fd < 0) {
+            error = errno;
+            continue;
+        }
+        boot->connecting = boot->want_write = true;
+        if (connect(boot->fd, (struct sockaddr *)&a->sa, a->len) && errno != EINPROGRESS) {
+            error = errno;
+            continue;
+        }
+        boot->conn->peer_addr = *a;
+        watch(boot, EPOLL_CTL_ADD);
+        return;
+    }
+    weft__boot_fail(boot, -error, "cannot connect to %s: %s", boot->conn->peer_text,
+                    strerror(error));
+}
+
+static void connected(struct weft__boot *boot)
+{
+    int error = 0;
+    socklen_t len = sizeof error;
+    getsockopt(boot->fd, SOL_SOCKET, SO_ERROR, &error, &len);
+    if (error) {
+        try_connect(boot, error);
+        return;
+    }
+    boot->connecting = boot->want_write = false;
+    watch(boot, EPOLL_CTL_MOD);
+    weft__handshake_begin(boot);
+}
+
+static struct weft__boot *boot_new(struct weft__endpoint *ep, int fd, uint64_t deadline)
+{
+    struct weft__boot *boot = calloc(1, sizeof *boot);
+    if (!boot)
+        return NULL;
+    boot->ep = ep;
+    boot->fd = fd;
+    boot->deadline = deadline;
+    boot->next = ep->boots;
+    ep->boots = boot;
+    ep->nboots++;
+    atomic_fetch_add(&ep->booting, 1);
+    return boot;
+}
+
+int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list, int n,
+                       const char *policy, uint64_t deadline)
+{
+    struct weft__boot *boot = boot_new(conn->ep, -1, deadline);
+    if (!boot)
+        return weft_fail(-ENOMEM, "no memory for a handshake");
+    boot->conn = conn;
+    conn->handshaking = true;
+    boot->active = true;
+    boot->naddrs = n < (int)WEFT__ARRAY_LEN(boot->addrs) ? n : (int)WEFT__ARRAY_LEN(boot->addrs);
+    memcpy(boot->addrs, list, (size_t)boot->naddrs * sizeof *list);
+    snprintf(boot->policy, sizeof boot->policy, "%s", policy);
+    try_connect(boot, EHOSTUNREACH);
+    return 0;
+}
+
+/* --- the listener ------------------------------------------------------------------------------- */
+
+/* Out of descriptors: the connection would stay in the queue and wake us for ever. Take it with
+ * the spare one and hang up, so that the peer learns at once. */
+static void hang_up(struct weft__endpoint *ep)
+{
+    weft_log(WEFT_LOG_WARN, "boot", "a connection was refused: out of file descriptors");
+    close(ep->spare_fd);
+    int fd = accept4(ep->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static int accept_all(struct weft__endpoint *ep)
+{
+    int n = 0;
+    for (;; n++) {
+        int fd = accept4(ep->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE) && ep->spare_fd >= 0) {
+            hang_up(ep);
+            return n + 1;
+        }
+        if (fd < 0)
+            return n;
+        uint64_t limit = (uint64_t)weft_config_int("WEFT_CONNECT_TIMEOUT") * 1000000u;
+        struct weft__boot *boot =
+            ep->nboots < ep->backlog + STRANGERS ? boot_new(ep, fd, weft_now() + limit) : NULL;
+        if (boot)
+            watch(boot, EPOLL_CTL_ADD);
+        else
+            close(fd);
+    }
+}
+
+static int listen_on(struct weft__endpoint *ep, struct weft__address *a)
+{
+    int one = 1, zero = 0;
+    ep->listen_fd = socket(a->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (ep->listen_fd < 0)
+        return -1;
+    setsockopt(ep->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (a->sa.ss_family == AF_INET6) /* "any" takes IPv4 peers too */
+        setsockopt(ep->listen_fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    if (bind(ep->listen_fd, (struct sockaddr *)&a->sa, a->len) ||
+        listen(ep->listen_fd, LISTEN_BACKLOG))
+        return -1;
+    a->len = sizeof a->sa;
+    return getsockname(ep->listen_fd, (struct sockaddr *)&a->sa, &a->len);
+}
+
+int weft__boot_open(struct weft__endpoint *ep, const char *text)
+{
+    int rc = weft__address_parse(text, &ep->bound);
+    if (rc)
+        return rc;
+    ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ep->boot_epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (ep->boot_epoll < 0)
+        return weft_fail(-errno, "cannot make an epoll descriptor: %m");
+    if (listen_on(ep, &ep->bound))
+        return weft_fail(-errno, "cannot listen on '%s': %m", text);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    if (epoll_ctl(ep->boot_epoll, EPOLL_CTL_ADD, ep->listen_fd, &event))
+        return weft_fail(-errno, "cannot watch the listener: %m");
+    return 0;
+}
+
+/* --- progress ----------------------------------------------------------------------------------- */
+
+static void sweep(struct weft__endpoint *ep)
+{
+    for (struct weft__boot **at = &ep->boots; *at;) {
+        struct weft__boot *boot = *at;
+        if (boot->fd >= 0) {
+            at = &boot->next;
+            continue;
+        }
+        *at = boot->next;
+        ep->nboots--;
+        if (!boot->kept)
+            atomic_fetch_sub(&ep->booting, 1);
+        free(boot->rx);
+        free(boot->tx);
+        free(boot);
+    }
+}
+
+static bool conn_gone(struct weft__boot *boot)
+{
+    struct weft__endpoint *ep = boot->ep;
+    pthread_mutex_lock(&ep->lock);
+    bool gone = boot->conn && boot->conn->state == WEFT_CONN_DOWN;
+    pthread_mutex_unlock(&ep->lock);
+    return gone;
+}
+
+static void step(struct weft__boot *boot, uint64_t now)
+{
+    if (boot->fd < 0)
+        return;
+    if (conn_gone(boot))
+        detach(boot);
+    else if (now >= boot->deadline)
+        weft__boot_fail(boot, WEFT_ETIMEOUT, "the handshake was not done in time%s%s",
+                        *boot->reasons ? ": " : "", boot->reasons);
+    else if (!boot->connecting && !boot->kept)
+        weft__handshake_step(boot);
+}
+
+static void event(struct weft__boot *boot, uint32_t events)
+{
+    if (boot->fd < 0)
+        return;
+    if (boot->connecting) {
+        connected(boot);
+        return;
+    }
+    if (events & EPOLLOUT)
+        flush(boot);
+    if (boot->fd >= 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+        receive(boot);
+}
+
+int weft__boot_progress(struct weft__endpoint *ep)
+{
+    struct epoll_event events[32];
+    if (pthread_mutex_trylock(&ep->boot_lock))
+        return 0;
+    int n = epoll_wait(ep->boot_epoll, events, (int)WEFT__ARRAY_LEN(events), 0);
+    int happened = n > 0 ? n : 0;
+    for (int i = 0; i < n; i++) {
+        if (events[i].data.ptr)
+            event(events[i].data.ptr, events[i].events);
+        else
+            accept_all(ep);
+    }
+    if (ep->boots) {
+        uint64_t now = weft_now();
+        for (struct weft__boot *boot = ep->boots; boot; boot = boot->next)
+            step(boot, now);
+        sweep(ep);
+    }
+    if (atomic_load(&ep->reapable))
+        weft__conn_reap(ep);
+    pthread_mutex_unlock(&ep->boot_lock);
+    return happened;
+}
+
+uint64_t weft__boot_deadline(struct weft__endpoint *ep)
+{
+    uint64_t nearest = UINT64_MAX, soon = weft_now() + JOIN_STEP_NS;
+    if (!atomic_load(&ep->booting))
+        return nearest;
+    if (pthread_mutex_trylock(&ep->boot_lock))
+        return soon;
+    for (struct weft__boot *boot = ep->boots; boot; boot = boot->next) {
+        uint64_t at = weft__handshake_joining(boot) && soon < boot->deadline ? soon
+                                                                             : boot->deadline;
+        if (at < nearest)
+            nearest = at;
+    }
+    pthread_mutex_unlock(&ep->boot_lock);
+    return nearest;
+}
+
+void weft__boot_close(struct weft__endpoint *ep)
+{
+    pthread_mutex_lock(&ep->boot_lock);
+    for (struct weft__boot *boot = ep->boots; boot; boot = boot->next)
+        if (boot->fd >= 0)
+            detach(boot);
+        else
+            boot->conn = NULL;
+    sweep(ep);
+    pthread_mutex_unlock(&ep->boot_lock);
+    if (ep->listen_fd >= 0)
+        close(ep->listen_fd);
+    if (ep->boot_epoll >= 0)
+        close(ep->boot_epoll);
+    if (ep->spare_fd >= 0)
+        close(ep->spare_fd);
+    ep->listen_fd = ep->boot_epoll = ep->spare_fd = -1;
+}

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A conn: its life, its links, what it tells about itself.
+ *
+ * CONNECTING until the handshake has joined its links, UP until the last link is lost or either
+ * side closes it, then DOWN for good. Going down ends every operation; those whose memory a
+ * transport still holds end when their link is closed, which the lanes do at once.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct weft__conn *weft__conn_open(struct weft__endpoint *ep, bool initiator)
+{
+    struct weft__conn *conn = calloc(1, sizeof *conn);
+    if (!conn) {
+        weft_fail(-ENOMEM, "no memory for a conn");
+        return NULL;
+    }
+    conn->ep = ep;
+    conn->ep_handle = ep->handle;
+    conn->initiator = initiator;
+    conn->outq_tail = &conn->outq;
+    weft__match_init(conn);
+    conn->handle = weft__handle_open(WEFT__CONN, conn);
+    if (!conn->handle) {
+        free(conn);
+        return NULL;
+    }
+    pthread_mutex_lock(&ep->lock);
+    bool closing = ep->closing;
+    if (!closing) {
+        conn->next = ep->conns;
+        if (ep->conns)
+            ep->conns->prev = conn;
+        ep->conns = conn;
+        ep->nconns++;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    if (closing) {
+        weft__handle_shut(conn->handle, WEFT__CONN);
+        weft__handle_drain(conn->handle, 0);
+        free(conn);
+        weft_fail(WEFT_ECLOSED, "endpoint is being closed");
+        return NULL;
+    }
+    return conn;
+}
+
+bool weft__conn_idle(void *arg)
+{
+    struct weft__conn *conn = arg;
+    return conn->state == WEFT_CONN_DOWN && !conn->handshaking && !conn->links_open &&
+           !conn->nops;
+}
+
+static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)
+{
+    struct weft__conn **at = &ep->accepts;
+    while (*at && *at != conn)
+        at = &(*at)->accept_next;
+    if (!*at)
+        return;
+    *at = conn->accept_next;
+    if (!*at)
+        ep->accepts_tail = at;
+    ep->naccepts--;
+    conn->queued_accept = false;
+}
+
+void weft__conn_free(struct weft__conn *conn)
+{
+    struct weft__endpoint *ep = conn->ep;
+    pthread_mutex_lock(&ep->lock);
+    if (conn->queued_accept)
+        accepts_remove(ep, conn);
+    if (conn->prev)
+        conn->prev->next = conn->next;
+    else
+        ep->conns = conn->next;
+    if (conn->next)
+        conn->next->prev = conn->prev;
+    ep->nconns--;
+    if (conn->passive)
+        atomic_fetch_sub(&ep->reapable, 1);
+    weft__msg_free_all(conn);
+    pthread_mutex_unlock(&ep->lock);
+    for (int i = 0; i < conn->nlinks; i++)
+        free(conn->links[i]);
+    free(conn);
+}
+
+void weft__conn_reap(struct weft__endpoint *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    struct weft__conn *conn = ep->conns, *next;
+    for (; conn; conn = next) {
+        next = conn->next;
+        if (!conn->passive || !weft__conn_idle(conn))
+            continue;
+        if (weft__handle_shut(conn->handle, WEFT__CONN))
+            conn->reaping = true;
+        if (!conn->reaping || !weft__handle_try_drain(conn->handle))
+            continue;
+        pthread_mutex_unlock(&ep->lock);
+        weft__conn_free(conn);
+        pthread_mutex_lock(&ep->lock);
+        next = ep->conns; /* the list may have changed */
+    }
+    pthread_mutex_unlock(&ep->lock);
+}
+
+/* --- up and down ----------------------------------------------------------------------------- */
+
+int weft__conn_links_up(const struct weft__conn *conn)
+{
+    int n = 0;
+    for (int i = 0; i < conn->nlinks; i++)
+        n += conn->links[i]->up;
+    return n;
+}
+
+void weft__conn_up(struct weft__conn *conn)
+{
+    conn->state = WEFT_CONN_UP;
+    for (int i = 0; i < conn->nlinks; i++)
+        conn->links[i]->up = !conn->links[i]->closing;
+    weft__msg_fill(conn);
+    weft__match_fill(conn);
+    weft__stripe_fill(conn);
+    weft__changed(conn->ep);
+}
+
+/* Ops in no flight end now; ops move out of conn->ops as they end, so start over each time. */
+static void abort_ops(struct weft__conn *conn)
+{
+    struct weft__op *op = conn->ops, *next;
+    for (; op; op = next) {
+        next = op->next;
+        op->visited = false;
+    }
+    for (op = conn->ops; op; op = next) {
+        next = op->next;
+        if (op->visited)
+            continue;
+        op->visited = true;
+        weft__op_abort(op, conn->status, conn->why);
+        next = conn->ops;
+    }
+}
+
+void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
+{
+    if (conn->state == WEFT_CONN_DOWN)
+        return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(conn->why, sizeof conn->why, fmt, args);
+    va_end(args);
+    conn->state = WEFT_CONN_DOWN;
+    conn->status = status;
+    if (conn->passive) /* no one else will close it */
+        atomic_fetch_add(&conn->ep->reapable, 1);
+    if (status != WEFT_ECLOSED)
+        weft_log(status == WEFT_EPEER ? WEFT_LOG_INFO : WEFT_LOG_WARN, "conn", "%s: down: %s: %s",
+                 conn->peer_text, weft_strerror(status), conn->why);
+    for (int i = 0; i < conn->nlinks; i++)
+        weft__link_shut(conn->links[i], status);
+    weft__stripe_drop(conn, NULL, status, conn->why);
+    while (conn->adds) {
+        struct weft__op *op = conn->adds;
+        conn->adds = op->qnext;
+        weft__op_fail(op, status, conn->why);
+        weft__op_unpend(op);
+    }
+    for (struct weft__op *op = conn->ops; op; op = op->next)
+        weft__op_fail(op, status, conn->why);
+    weft__match_down(conn);
+    weft__msg_free_all(conn);
+    abort_ops(conn);
+    weft__changed(conn->ep);
+}
+
+/* --- links ----------------------------------------------------------------------------------- */
+
+void weft__link_shut(struct weft__link *link, int status)
+{
+    if (link->closing)
+        return;
+    link->up = false;
+    link->closing = true;
+    link->status = status;
+    link->close_work.kind = WEFT__WORK_CLOSE;
+    weft__lane_push(link->lane, &link->close_work);
+}
+
+void weft__link_lost(struct weft__link *link, int status)
+{
+    struct weft__conn *conn = link->conn;
+    if (link->closing)
+        return;
+    conn->stats.links_lost++;
+    weft_log(WEFT_LOG_INFO, "conn", "%s: link %d: lost: %s", conn->peer_text, link->index,
+             weft_strerror(status));
+    weft__link_shut(link, status);
+    if (conn->state == WEFT_CONN_UP && weft__conn_links_up(conn) == 0)
+        weft__conn_down(conn, status == WEFT_EPROTO ? WEFT_EPROTO : WEFT_EPEER,
+                        "the last link was lost: %s", weft_strerror(status));
+}
+
+static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int index)
+{
+    struct weft__msg_head head = {.type = (uint8_t)type, .index = (uint32_t)index};
+    if (conn->state == WEFT_CONN_UP)
+        weft__msg_post(conn, &head, NULL, 0);
+}
+
+void weft__link_closed(struct weft__link *link)
+{
+    struct weft__conn *conn = link->conn;
+    link->closed = true;
+    conn->links_open--;
+    tell_link(conn, WEFT__MSG_LINK_LOST, link->index);
+    if (conn->gone_due[link->index])
+        tell_link(conn, WEFT__MSG_LINK_GONE, link->index);
+    weft__changed(conn->ep);
+}
+
+int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index)
+{
+    if (index >= (uint32_t)conn->nlinks)
+        return WEFT_EPROTO;
+    struct weft__link *link = conn->links[index];
+    if (link->closed)
+        tell_link(conn, WEFT__MSG_LINK_GONE, (int)index);
+    else
+        conn->gone_due[index] = true;
+    weft__link_lost(link, WEFT_EPEER);
+    return 0;
+}
+
+int weft__link_gone_arrived(struct weft__conn *conn, uint32_t index)
+{
+    if (index >= (uint32_t)conn->nlinks || !conn->links[index]->closed)
+        return WEFT_EPROTO;
+    weft__stripe_release(conn, (int)index);
+    return 0;
+}
+
+/* --- endpoint.h ------------------------------------------------------------------------------ */
+
+static bool not_connecting(void *arg)
+{
+    return ((struct weft__conn *)arg)->state != WEFT_CONN_CONNECTING;
+}
+
+int weft_conn_wait(weft_conn_t handle, int timeout_ms)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    bool settled = weft__wait(conn->ep, not_connecting, conn, weft__deadline(timeout_ms));
+    pthread_mutex_lock(&conn->ep->lock);
+    int rc = conn->state == WEFT_CONN_DOWN ? weft_fail(conn->status, "%s", conn->why) : 0;
+    pthread_mutex_unlock(&conn->ep->lock);
+    if (!settled)
+        rc = weft_fail(WEFT_ETIMEOUT, "conn is still connecting to %s", conn->peer_text);
+    weft__handle_put(handle);
+    return rc;
+}
+
+/* Let what the peer is waiting for reach it: messages, and the counts of taken ones. */
+static void linger(struct weft__endpoint *ep, struct weft__conn *conn)
+{
+    pthread_mutex_lock(&ep->lock);
+    weft__match_tell_all(ep);
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep);
+    weft__wait(ep, weft__msg_flushed, conn, weft_now() + ep->grace_ns);
+}
+
+void weft__conn_close(struct weft__conn *conn, bool politely)
+{
+    struct weft__endpoint *ep = conn->ep;
+    if (politely)
+        linger(ep, conn);
+    pthread_mutex_lock(&ep->lock);
+    weft__conn_down(conn, WEFT_ECLOSED, "closed on this side");
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep);
+    weft__wait(ep, weft__conn_idle, conn, UINT64_MAX); /* lanes close links at once */
+}
+
+int weft_conn_close(weft_conn_t handle)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    struct weft__endpoint *ep = weft__handle_get(conn->ep_handle, WEFT__ENDPOINT);
+    if (!ep || !weft__handle_shut(handle, WEFT__CONN)) {
+        weft__handle_put(handle);
+        if (ep)
+            weft__handle_put(ep->handle);
+        return weft_fail(WEFT_EHANDLE, "conn is being closed by another thread");
+    }
+    weft__conn_close(conn, true);
+    weft__handle_drain(handle, 1);
+    weft_endpoint_t ep_handle = ep->handle;
+    weft__conn_free(conn);
+    weft__handle_put(ep_handle);
+    return 0;
+}
+
+static void describe_path(const struct weft__conn *conn, struct weft_conn_info *info)
+{
+    char where[80] = "";
+    if (conn->peer_addr.len && !conn->same_host_path)
+        weft__address_host(&conn->peer_addr, where, sizeof where);
+    snprintf(info->path, sizeof info->path, "%s, %d link%s%s%s", conn->transport, info->links,
+             info->links == 1 ? "" : "s", *where ? ", " : "", where);
+}
+
+int weft_conn_info(weft_conn_t handle, struct weft_conn_info *info)
+{
+    if (!info)
+        return weft_fail(-EINVAL, "weft_conn_info: info is NULL");
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    pthread_mutex_lock(&conn->ep->lock);
+    memset(info, 0, sizeof *info);
+    info->state = conn->state;
+    info->status = conn->status;
+    info->initiator = conn->initiator;
+    info->same_host = conn->same_host;
+    info->links = weft__conn_links_up(conn);
+    info->peer_pid = conn->peer_pid;
+    memcpy(info->peer_uuid, conn->peer_uuid, sizeof info->peer_uuid);
+    memcpy(info->transport, conn->transport, sizeof info->transport);
+    memcpy(info->why, conn->why, sizeof info->why);
+    memcpy(info->peer, conn->peer_text, sizeof info->peer);
+    describe_path(conn, info);
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(handle);
+    return 0;
+}
+
+int weft_conn_stats(weft_conn_t handle, struct weft_conn_stats *stats)
+{
+    if (!stats)
+        return weft_fail(-EINVAL, "weft_conn_stats: stats is NULL");
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    pthread_mutex_lock(&conn->ep->lock);
+    *stats = conn->stats;
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(handle);
+    return 0;
+}

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The endpoint: open, close, metadata, connect, accept, notifications. */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* --- open ---------------------------------------------------------------------------------------- */
+
+static struct weft__endpoint *endpoint_new(void)
+{
+    struct weft__endpoint *ep = calloc(1, sizeof *ep);
+    if (!ep)
+        return NULL;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&ep->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    pthread_mutex_init(&ep->lock, NULL);
+    pthread_mutex_init(&ep->boot_lock, NULL);
+    ep->listen_fd = ep->boot_epoll = ep->spare_fd = -1;
+    ep->accepts_tail = &ep->accepts;
+    ep->notifs_tail = &ep->notifs;
+    ep->pid = (uint32_t)getpid();
+    ep->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    weft__host_self(&ep->host);
+    return ep;
+}
+
+static void endpoint_free(struct weft__endpoint *ep)
+{
+    weft__boot_close(ep);
+    for (int i = 0; i < ep->nlanes; i++)
+        weft__lane_close(ep->lanes[i]);
+    weft__op_pool_free(ep);
+    while (ep->free_wrs) {
+        struct weft__wr *wr = ep->free_wrs;
+        ep->free_wrs = (struct weft__wr *)wr->work.next;
+        free(wr);
+    }
+    if (ep->wake_fd >= 0)
+        close(ep->wake_fd);
+    pthread_mutex_destroy(&ep->lock);
+    pthread_mutex_destroy(&ep->boot_lock);
+    pthread_cond_destroy(&ep->changed);
+    free(ep);
+}
+
+/* All lanes of one transport, or none. */
+static int open_lanes(struct weft__endpoint *ep, const struct weft_transport *transport,
+                      const char *fault, const char *bind_host)
+{
+    int want = (int)weft_config_int("WEFT_LANES"), rc = 0, first = ep->nlanes;
+    for (int i = 0; rc == 0 && i < want; i++) {
+        if (ep->nlanes == WEFT__MAX_LANES)
+            rc = weft_fail(WEFT_ELIMIT, "more than %d nics in one endpoint", WEFT__MAX_LANES);
+        else
+            rc = weft__lane_open(ep, transport, i, fault, bind_host, &ep->lanes[ep->nlanes]);
+        if (rc == 0) {
+            ep->lanes[ep->nlanes]->index = ep->nlanes;
+            ep->nlanes++;
+        }
+    }
+    while (rc && ep->nlanes > first)
+        weft__lane_close(ep->lanes[--ep->nlanes]);
+    return rc;
+}
+
+/* With "auto" a transport that cannot be opened is left out; one that was named must open. */
+static int open_transports(struct weft__endpoint *ep, const char *policy, const char *fault)
+{
+    const struct weft_transport *wanted[WEFT__MAX_LANES];
+    char host[64];
+    bool named = *policy && strcmp(policy, "auto");
+    int n = weft__transport_select(policy, wanted, WEFT__MAX_LANES);
+    weft__address_host(&ep->bound, host, sizeof host);
+    for (int i = 0; i < n; i++) {
+        int rc = open_lanes(ep, wanted[i], fault, host);
+        if (rc && named)
+            return rc;
+        if (rc)
+            weft_log(WEFT_LOG_INFO, "endpoint", "%s: not used: %s", wanted[i]->name,
+                     weft_last_error());
+        else
+            ep->transports[ep->ntransports++] = wanted[i];
+    }
+    if (n < 0)
+        return n;
+    return ep->ntransports ? 0 : weft_fail(WEFT_ENODEV, "no transport can be opened: %s",
+                                           weft_last_error());
+}
+
+static void read_settings(struct weft__endpoint *ep)
+{
+    ep->backlog = (int)weft_config_int("WEFT_BACKLOG");
+    ep->grace_ns = (uint64_t)weft_config_int("WEFT_CANCEL_GRACE") * 1000000u;
+    ep->spin_ns = (uint64_t)weft_config_int("WEFT_SPIN") * 1000u;
+    ep->window = (uint64_t)weft_config_int("WEFT_EAGER_WINDOW");
+    ep->notif_limit = (uint64_t)weft_config_int("WEFT_NOTIFY_QUEUE");
+    ep->chunk = (uint64_t)weft_config_int("WEFT_CHUNK");
+    int64_t eager = weft_config_int("WEFT_EAGER");
+    for (int i = 0; i < ep->nlanes; i++) {
+        int64_t most = (int64_t)ep->lanes[i]->nic->attr.max_send - WEFT__MSG_HEAD;
+        eager = eager < most ? eager : most;
+    }
+    ep->eager = (uint32_t)(eager < (int64_t)ep->window ? eager : (int64_t)ep->window);
+}
+
+static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *o)
+{
+    if (ep->wake_fd < 0)
+        return weft_fail(-EMFILE, "cannot make an eventfd");
+    int rc = weft_random(ep->uuid, sizeof ep->uuid);
+    if (rc)
+        return rc;
+    ep->gpu = weft__gpu_find(o->gpu ? o->gpu : weft_config_str("WEFT_GPU"));
+    if (!ep->gpu)
+        return WEFT_ENODEV;
+    rc = weft__boot_open(ep, o->listen ? o->listen : weft_config_str("WEFT_LISTEN"));
+    if (rc)
+        return rc;
+    ep->passive = o->passive_accept;
+    rc = open_transports(ep, o->transport ? o->transport : weft_config_str("WEFT_TRANSPORT"),
+                         o->fault ? o->fault : weft_config_str("WEFT_FAULT"));
+    if (rc)
+        return rc;
+    read_settings(ep);
+    return 0;
+}
+
+int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *endpoint)
+{
+    struct weft_endpoint_opts o = {0};
+    int rc = weft__opts_copy(&o, sizeof o, opts, "weft_endpoint_opts");
+    if (rc == 0 && !endpoint)
+        rc = weft_fail(-EINVAL, "weft_endpoint_open: endpoint is NULL");
+    if (rc == 0 && (o.progress_threads < WEFT_PROGRESS_CALLER || o.progress_threads > 64))
+        rc = weft_fail(-EINVAL, "weft_endpoint_opts.progress_threads is %d",
+                       o.progress_threads);
+    if (rc == 0)
+        rc = weft__config_check();
+    if (rc)
+        return rc;
+    struct weft__endpoint *ep = endpoint_new();
+    if (!ep)
+        return weft_fail(-ENOMEM, "no memory for an endpoint");
+    rc = open_all(ep, &o);
+    if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep)))
+        rc = -ENOMEM;
+    int threads = o.progress_threads ? o.progress_threads
+                                     : (int)weft_config_int("WEFT_PROGRESS_THREADS");
+    weft_endpoint_t handle = ep->handle;
+    if (rc == 0 && threads > 0)
+        rc = weft__threads_start(ep, threads);
+    if (rc) {
+        if (handle && weft__handle_shut(handle, WEFT__ENDPOINT))
+            weft__handle_drain(handle, 0);
+        endpoint_free(ep);
+        return rc;
+    }
+    *endpoint = handle;
+    return 0;
+}
+
+/* --- close --------------------------------------------------------------------------------------- */
+
+/* Close whichever conn is first, with its handle. False if there is none. */
+static bool close_one_conn(struct weft__endpoint *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    struct weft__conn *conn = ep->conns;
+    /* one whose handle another thread has shut is being closed by that thread */
+    while (conn && !weft__handle_shut(conn->handle, WEFT__CONN) && !conn->reaping)
+        conn = conn->next;
+    bool any = ep->conns != NULL;
+    pthread_mutex_unlock(&ep->lock);
+    if (conn) {
+        weft__conn_close(conn, true);
+        weft__handle_drain(conn->handle, 0);
+        weft__conn_free(conn);
+    } else if (any) {
+        usleep(1000);
+    }
+    return any;
+}
+
+/* No links are left, so no peer can be touching anything. */
+static void close_mems(struct weft__endpoint *ep)
+{
+    while (ep->mems) {
+        struct weft__mem *mem = ep->mems;
+        ep->mems = mem->next;
+        if (ep->mems)
+            ep->mems->prev = NULL;
+        if (weft__handle_shut(mem->handle, WEFT__MEM))
+            weft__handle_drain(mem->handle, 0);
+        free(mem);
+    }
+    while (ep->regs) {
+        struct weft__reg *reg = ep->regs;
+        ep->regs = reg->next;
+        weft__reg_discard(ep, reg);
+    }
+}
+
+static void free_notifs(struct weft__endpoint *ep)
+{
+    while (ep->notifs) {
+        struct weft__arrival *arrival = ep->notifs;
+        ep->notifs = arrival->next;
+        weft__arrival_free(arrival);
+    }
+}
+
+int weft_endpoint_close(weft_endpoint_t handle)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    if (!weft__handle_shut(handle, WEFT__ENDPOINT)) {
+        weft__handle_put(handle);
+        return weft_fail(WEFT_EHANDLE, "endpoint is being closed by another thread");
+    }
+    pthread_mutex_lock(&ep->lock);
+    ep->closing = true;
+    weft__changed(ep);
+    pthread_mutex_unlock(&ep->lock);
+    /* the reaper must not touch conns that are closed here, nor strangers add new ones */
+    while (close_one_conn(ep))
+        ;
+    weft__threads_stop(ep);
+    weft__handle_drain(handle, 1);
+    weft__boot_close(ep);
+    close_mems(ep);
+    free_notifs(ep);
+    endpoint_free(ep);
+    return 0;
+}
+
+/* --- metadata ------------------------------------------------------------------------------------ */
+
+/* u32 magic, u16 version, u16 zero, uuid, boot id, u64 netns, u32 pid, u16 port, hostname,
+ * u8 n, n numeric addresses as text. */
+#define METADATA_MAGIC 0x4d465457u
+#define METADATA_VERSION 1
+#define METADATA_ADDRESSES 8
+
+struct metadata {
+    struct weft__host host;
+    struct weft_metadata_info info;
+    int n;
+    char addresses[METADATA_ADDRESSES][64];
+};
+
+int weft_endpoint_metadata(weft_endpoint_t handle, void *buf, size_t cap)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    uint8_t bytes[WEFT_METADATA_MAX];
+    char text[64] = "";
+    struct weft__address list[METADATA_ADDRESSES];
+    struct weft__writer w = {bytes, bytes + sizeof bytes, false};
+    weft__put_u32(&w, METADATA_MAGIC);
+    weft__put_u16(&w, METADATA_VERSION);
+    weft__put_u16(&w, 0);
+    weft__put(&w, ep->uuid, sizeof ep->uuid);
+    weft__put(&w, ep->host.boot_id, sizeof ep->host.boot_id);
+    weft__put_u64(&w, ep->host.netns);
+    weft__put_u32(&w, ep->pid);
+    weft__put_u16(&w, weft__address_port(&ep->bound));
+    gethostname(text, sizeof text - 1);
+    weft__put_text(&w, text);
+    int n = weft__address_list(&ep->bound, list, METADATA_ADDRESSES);
+    weft__put_u8(&w, (uint8_t)n);
+    for (int i = 0; i < n; i++) {
+        weft__address_host(&list[i], text, sizeof text);
+        weft__put_text(&w, text);
+    }
+    weft__handle_put(handle);
+    int len = (int)(w.at - bytes);
+    if (w.bad)
+        return weft_fail(WEFT_ELIMIT, "metadata does not fit %d bytes", WEFT_METADATA_MAX);
+    if (buf && cap >= (size_t)len)
+        memcpy(buf, bytes, (size_t)len);
+    return len;
+}
+
+static int decode_metadata(const void *data, size_t len, struct metadata *m)
+{
+    memset(m, 0, sizeof *m);
+    if (!data)
+        return weft_fail(-EINVAL, "metadata is NULL");
+    struct weft__reader r = {data, (const uint8_t *)data + len, false};
+    uint32_t magic = weft__get_u32(&r);
+    uint16_t version = weft__get_u16(&r), zero = weft__get_u16(&r);
+    if (r.bad || magic != METADATA_MAGIC || zero)
+        return weft_fail(WEFT_EPROTO, "%zu bytes that are not metadata", len);
+    if (version != METADATA_VERSION)
+        return weft_fail(WEFT_EVERSION, "metadata has version %u, this library reads %u", version,
+                         METADATA_VERSION);
+    weft__get(&r, m->info.uuid, sizeof m->info.uuid);
+    weft__get(&r, m->host.boot_id, sizeof m->host.boot_id);
+    m->host.netns = weft__get_u64(&r);
+    m->info.pid = weft__get_u32(&r);
+    m->info.port = weft__get_u16(&r);
+    weft__get_text(&r, m->info.hostname, sizeof m->info.hostname);
+    m->n = weft__get_u8(&r);
+    if (m->n > METADATA_ADDRESSES)
+        return weft_fail(WEFT_EPROTO, "metadata with %d addresses", m->n);
+    for (int i = 0; i < m->n; i++)
+        weft__get_text(&r, m->addresses[i], sizeof m->addresses[i]);
+    if (r.bad || r.at != r.end || !m->n || !m->info.port)
+        return weft_fail(WEFT_EPROTO, "malformed metadata of %zu bytes", len);
+    memcpy(m->info.host, m->addresses[0], sizeof m->info.host);
+    return 0;
+}
+
+int weft_metadata_parse(const void *metadata, size_t len, struct weft_metadata_info *info)
+{
+    struct metadata m;
+    if (!info)
+        return weft_fail(-EINVAL, "weft_metadata_parse: info is NULL");
+    int rc = decode_metadata(metadata, len, &m);
+    if (rc == 0)
+        *info = m.info;
+    return rc;
+}
+
+/* Numeric addresses only: what a peer names is never resolved. */
+static int metadata_addresses(const struct metadata *m, struct weft__address *list)
+{
+    for (int i = 0; i < m->n; i++) {
+        char text[80];
+        if (strspn(m->addresses[i], "0123456789abcdefABCDEF.:%") != strlen(m->addresses[i]))
+            return weft_fail(WEFT_EPROTO, "metadata names a host that is not numeric");
+        snprintf(text, sizeof text, "[%s]:%u", m->addresses[i], m->info.port);
+        int rc = weft__address_parse(text, &list[i]);
+        if (rc)
+            return rc;
+    }
+    return m->n;
+}
+
+/* --- connect and accept -------------------------------------------------------------------------- */
+
+static int start_connect(struct weft__endpoint *ep, const struct weft__address *list, int n,
+                         const struct weft_connect_opts *o, weft_conn_t *out)
+{
+    struct weft__conn *conn = weft__conn_open(ep, true);
+    if (!conn)
+        return -ENOMEM;
+    int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
+    weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
+    *out = conn->handle;
+    pthread_mutex_lock(&ep->boot_lock);
+    int rc = weft__boot_connect(conn, list, n, o->transport ? o->transport : "",
+                                weft__deadline(timeout));
+    pthread_mutex_unlock(&ep->boot_lock);
+    weft__wake(ep); /* the deadline of the handshake is new to a sleeping thread */
+    if (rc == 0 && !o->nonblocking)
+        rc = weft_conn_wait(*out, timeout + 1000); /* the handshake keeps the time itself */
+    if (rc && !o->nonblocking) {
+        char text[300];
+        snprintf(text, sizeof text, "%s", weft_last_error());
+        weft_conn_close(*out);
+        *out = 0;
+        weft_fail(rc, "%s", text);
+    }
+    return rc;
+}
+
+static int check_connect(const struct weft_connect_opts *opts, struct weft_connect_opts *o,
+                         weft_conn_t *conn)
+{
+    const struct weft_transport *list[WEFT__MAX_LANES];
+    memset(o, 0, sizeof *o);
+    int rc = weft__opts_copy(o, sizeof *o, opts, "weft_connect_opts");
+    if (rc == 0 && !conn)
+        rc = weft_fail(-EINVAL, "conn is NULL");
+    if (rc == 0 && o->timeout_ms < 0)
+        rc = weft_fail(-EINVAL, "weft_connect_opts.timeout_ms is %d", o->timeout_ms);
+    if (rc == 0 && o->transport) {
+        rc = weft__transport_select(o->transport, list, WEFT__MAX_LANES);
+        rc = rc < 0 ? rc : 0;
+    }
+    return rc;
+}
+
+int weft_endpoint_connect(weft_endpoint_t handle, const void *metadata, size_t len,
+                          const struct weft_connect_opts *opts, weft_conn_t *conn)
+{
+    struct weft_connect_opts o;
+    struct metadata m;
+    struct weft__address list[METADATA_ADDRESSES];
+    int rc = check_connect(opts, &o, conn);
+    if (rc == 0)
+        rc = decode_metadata(metadata, len, &m);
+    if (rc == 0)
+        rc = metadata_addresses(&m, list);
+    if (rc < 0)
+        return rc;
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    rc = start_connect(ep, list, rc, &o, conn);
+    weft__handle_put(handle);
+    return rc;
+}
+
+int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
+                             const struct weft_connect_opts *opts, weft_conn_t *conn)
+{
+    struct weft_connect_opts o;
+    struct weft__address a;
+    int rc = check_connect(opts, &o, conn);
+    if (rc == 0 && !address)
+        rc = weft_fail(-EINVAL, "address is NULL");
+    if (rc == 0)
+        rc = weft__address_parse(address, &a);
+    if (rc == 0 && (!weft__address_port(&a) || weft__address_is_any(&a)))
+        rc = weft_fail(-EINVAL, "'%s' does not name a host and a port", address);
+    if (rc)
+        return rc;
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    rc = start_connect(ep, &a, 1, &o, conn);
+    weft__handle_put(handle);
+    return rc;
+}
+
+static bool can_accept(void *arg)
+{
+    struct weft__endpoint *ep = arg;
+    return ep->accepts || ep->closing;
+}
+
+int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *out)
+{
+    if (!out)
+        return weft_fail(-EINVAL, "weft_endpoint_accept: conn is NULL");
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    weft__wait(ep, can_accept, ep, weft__deadline(timeout_ms));
+    pthread_mutex_lock(&ep->lock);
+    struct weft__conn *conn = ep->accepts;
+    int rc = 0;
+    if (ep->closing) {
+        rc = weft_fail(WEFT_ECLOSED, "endpoint is being closed");
+    } else if (!conn) {
+        rc = weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);
+    } else {
+        ep->accepts = conn->accept_next;
+        if (!ep->accepts)
+            ep->accepts_tail = &ep->accepts;
+        ep->naccepts--;
+        conn->queued_accept = false;
+        *out = conn->handle;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    weft__handle_put(handle);
+    return rc;
+}
+
+int weft_endpoint_conns(weft_endpoint_t handle, weft_conn_t *list, int max)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    int n = 0;
+    pthread_mutex_lock(&ep->lock);
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next) {
+        if (conn->passive && conn->state != WEFT_CONN_UP)
+            continue; /* in its handshake, or about to be freed */
+        if (n < max)
+            list[n] = conn->handle;
+        n++;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    weft__handle_put(handle);
+    return n;
+}
+
+int weft_endpoint_port(weft_endpoint_t handle)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    int port = weft__address_port(&ep->bound);
+    weft__handle_put(handle);
+    return port;
+}
+
+/* --- progress and notifications -------------------------------------------------------------------- */
+
+struct event_wait {
+    struct weft__endpoint *ep;
+    uint64_t since;
+};
+
+static bool event_happened(void *arg)
+{
+    struct event_wait *w = arg;
+    return atomic_load(&w->ep->events) != w->since || w->ep->closing;
+}
+
+int weft_endpoint_progress(weft_endpoint_t handle, int timeout_ms)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    struct event_wait w = {ep, atomic_load(&ep->events)};
+    int n = weft__progress(ep);
+    if (n == 0 && timeout_ms && weft__wait(ep, event_happened, &w, weft__deadline(timeout_ms)))
+        n = 1;
+    weft__handle_put(handle);
+    return n;
+}
+
+struct notif_wait {
+    struct weft__endpoint *ep;
+    struct weft__arrival *arrival;
+};
+
+static bool notif_ready(void *arg)
+{
+    struct notif_wait *w = arg;
+    if (!w->arrival)
+        w->arrival = weft__notif_pop(w->ep);
+    return w->arrival || w->ep->closing;
+}
+
+int weft_endpoint_notif(weft_endpoint_t handle, int timeout_ms, struct weft_notif *notif)
+{
+    if (!notif)
+        return weft_fail(-EINVAL, "weft_endpoint_notif: notif is NULL");
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    struct notif_wait w = {ep, NULL};
+    weft__wait(ep, notif_ready, &w, weft__deadline(timeout_ms));
+    weft__kick_all(ep); /* taking one may let a peer go on */
+    weft__tell(ep);
+    int rc = 0;
+    if (w.arrival) {
+        *notif = (struct weft_notif){
+            .conn = w.arrival->conn_handle, .data = w.arrival->data, .len = w.arrival->len};
+        w.arrival->data = NULL;
+        weft__arrival_free(w.arrival);
+    } else {
+        rc = ep->closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
+                         : weft_fail(WEFT_ETIMEOUT, "no notification within %d ms", timeout_ms);
+    }
+    weft__handle_put(handle);
+    return rc;
+}
+
+void weft_notif_free(struct weft_notif *notif)
+{
+    if (!notif)
+        return;
+    free(notif->data);
+    *notif = (struct weft_notif){0};
+}

@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How two endpoints become a conn. The active side connected, the passive side listened.
+ *
+ *     active                                     passive
+ *     HELLO (who, which transports)  ---------->
+ *                                    <----------  HELLO
+ *     OFFER (transport, links)       ---------->  opens its links
+ *                                    <----------  LINKS (their addresses)
+ *     opens its links, LINKS         ---------->
+ *     both join their links (link_connect until done)
+ *                                    <----------  READY
+ *     up, DONE                       ---------->  up
+ *
+ * A side that cannot go on with a transport says NO with the reason; the active side then offers
+ * its next one. Every frame of an offer carries the number of the attempt, so that answers to an
+ * attempt that was given up are known as such. REJECT ends it all.
+ *
+ * The boot lock is held in every function here.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum frame { HELLO = 1, OFFER, LINKS, READY, DONE, NO, REJECT };
+enum state { GREETING, OFFERED, JOINING, JOINED };
+
+struct hello {
+    uint8_t uuid[16];
+    struct weft__host host;
+    uint32_t pid;
+    uint64_t window;
+    int n;
+    struct {
+        char name[16];
+        uint8_t lanes;
+    } transports[WEFT__MAX_LANES];
+};
+
+static int lanes_of(const struct weft__endpoint *ep, const char *transport)
+{
+    int n = 0;
+    for (int i = 0; i < ep->nlanes; i++)
+        n += !strcmp(ep->lanes[i]->transport->name, transport);
+    return n;
+}
+
+static struct weft__lane *lane_of(const struct weft__endpoint *ep, const char *transport, int nth)
+{
+    for (int i = 0; i < ep->nlanes; i++)
+        if (!strcmp(ep->lanes[i]->transport->name, transport) && ep->lanes[i]->nth == nth)
+            return ep->lanes[i];
+    return NULL;
+}
+
+/* --- HELLO -------------------------------------------------------------------------------------- */
+
+static void send_hello(struct weft__boot *boot)
+{
+    struct weft__endpoint *ep = boot->ep;
+    uint8_t body[1024];
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put(&w, ep->uuid, sizeof ep->uuid);
+    weft__put(&w, ep->host.boot_id, sizeof ep->host.boot_id);
+    weft__put_u64(&w, ep->host.netns);
+    weft__put_u32(&w, ep->pid);
+    weft__put_u64(&w, ep->window);
+    weft__put_u8(&w, (uint8_t)ep->ntransports);
+    for (int i = 0; i < ep->ntransports; i++) {
+        weft__put_text(&w, ep->transports[i]->name);
+        weft__put_u8(&w, (uint8_t)lanes_of(ep, ep->transports[i]->name));
+    }
+    weft__boot_send(boot, HELLO, body, (size_t)(w.at - body));
+}
+
+static int read_hello(const uint8_t *body, size_t len, struct hello *h)
+{
+    struct weft__reader r = {body, body + len, false};
+    memset(h, 0, sizeof *h);
+    weft__get(&r, h->uuid, sizeof h->uuid);
+    weft__get(&r, h->host.boot_id, sizeof h->host.boot_id);
+    h->host.netns = weft__get_u64(&r);
+    h->pid = weft__get_u32(&r);
+    h->window = weft__get_u64(&r);
+    h->n = weft__get_u8(&r);
+    if (h->n > WEFT__MAX_LANES || !h->pid)
+        return WEFT_EPROTO;
+    for (int i = 0; i < h->n; i++) {
+        weft__get_text(&r, h->transports[i].name, sizeof h->transports[i].name);
+        h->transports[i].lanes = weft__get_u8(&r);
+    }
+    return r.bad || r.at != r.end ? WEFT_EPROTO : 0;
+}
+
+static void adopt_hello(struct weft__boot *boot, const struct hello *h)
+{
+    struct weft__conn *conn = boot->conn;
+    pthread_mutex_lock(&boot->ep->lock);
+    memcpy(conn->peer_uuid, h->uuid, sizeof h->uuid);
+    conn->peer_owner = weft__owner_id(h->uuid);
+    conn->peer_pid = h->pid;
+    conn->peer_window = h->window;
+    conn->same_host = weft__host_same(&boot->ep->host, &h->host);
+    pthread_mutex_unlock(&boot->ep->lock);
+}
+
+static void send_text(struct weft__boot *boot, enum frame type, int code, const char *text)
+{
+    uint8_t body[512];
+    char brief[256];
+    struct weft__writer w = {body, body + sizeof body, false};
+    snprintf(brief, sizeof brief, "%s", text);
+    weft__put_u8(&w, boot->attempt);
+    weft__put_u32(&w, (uint32_t)code);
+    weft__put_text(&w, brief);
+    weft__boot_send(boot, (uint16_t)type, body, (size_t)(w.at - body));
+}
+
+static void reject(struct weft__boot *boot, int code, const char *text)
+{
+    send_text(boot, REJECT, code, text);
+    weft__boot_fail(boot, code, "%s", text);
+}
+
+static void add_reason(struct weft__boot *boot, const char *transport, const char *text)
+{
+    size_t used = strlen(boot->reasons);
+    snprintf(boot->reasons + used, sizeof boot->reasons - used, "%s%s: %s", used ? "; " : "",
+             transport, text);
+}
+
+/* The transports both sides have, in the order of this side's policy. */
+static int make_offers(struct weft__boot *boot, const struct hello *h)
+{
+    const struct weft_transport *wanted[WEFT__MAX_LANES];
+    struct weft__endpoint *ep = boot->ep;
+    int n = ep->ntransports;
+    memcpy(wanted, ep->transports, sizeof wanted);
+    if (*boot->policy) {
+        n = weft__transport_select(boot->policy, wanted, WEFT__MAX_LANES);
+        if (n < 0)
+            return n;
+    }
+    for (int i = 0; i < n; i++) {
+        bool theirs = false;
+        for (int j = 0; j < h->n; j++)
+            theirs |= !strcmp(h->transports[j].name, wanted[i]->name) && h->transports[j].lanes;
+        if (!lanes_of(ep, wanted[i]->name))
+            add_reason(boot, wanted[i]->name, "not open on this side");
+        else if (!theirs)
+            add_reason(boot, wanted[i]->name, "the peer does not have it");
+        else if (wanted[i]->same_host && !boot->conn->same_host)
+            add_reason(boot, wanted[i]->name, "the peer is on another host");
+        else
+            boot->offers[boot->noffers++] = wanted[i];
+    }
+    return 0;
+}
+
+/* --- links -------------------------------------------------------------------------------------- */
+
+static int open_link(struct weft__boot *boot, const struct weft_transport *transport, int i)
+{
+    struct weft__conn *conn = boot->conn;
+    struct weft__lane *lane = lane_of(boot->ep, transport->name, i);
+    struct weft__link *link = lane ? calloc(1, sizeof *link) : NULL;
+    if (!link)
+        return weft_fail(-ENOMEM, "no memory for a link");
+    link->lane = lane;
+    link->conn = conn;
+    link->index = i;
+    link->backlog_tail = &link->backlog;
+    struct weft_link_opts opts = {.role = boot->active ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE,
+                                  .peer = (struct sockaddr *)&conn->peer_addr.sa,
+                                  .peer_len = conn->peer_addr.len};
+    weft__lane_lock(lane);
+    int rc = lane->nic->transport->ops->link_open(lane->nic, &opts, &link->tl);
+    if (rc == 0)
+        link->tl->user = link;
+    weft__lane_unlock(lane);
+    if (rc) {
+        free(link);
+        return rc;
+    }
+    pthread_mutex_lock(&boot->ep->lock);
+    conn->links[conn->nlinks++] = link;
+    conn->links_open++;
+    pthread_mutex_unlock(&boot->ep->lock);
+    boot->joined[i] = false;
+    return 0;
+}
+
+/* Open n links of a transport and append their addresses. */
+static int open_links(struct weft__boot *boot, const struct weft_transport *transport, int n,
+                      struct weft__writer *w)
+{
+    weft__put_u8(w, (uint8_t)n);
+    for (int i = 0; i < n; i++) {
+        int rc = open_link(boot, transport, i);
+        if (rc)
+            return rc;
+        struct weft__link *link = boot->conn->links[i];
+        uint8_t address[WEFT_LINK_ADDRESS_MAX];
+        weft__lane_lock(link->lane);
+        rc = link->tl ? link->lane->nic->transport->ops->link_address(link->tl, address,
+                                                                      sizeof address)
+                      : WEFT_ELINK;
+        weft__lane_unlock(link->lane);
+        if (rc < 0)
+            return rc;
+        weft__put_u8(w, (uint8_t)link->lane->index);
+        weft__put_u16(w, (uint16_t)rc);
+        weft__put(w, address, (size_t)rc);
+    }
+    return w->bad ? weft_fail(-EMSGSIZE, "link addresses are too long") : 0;
+}
+
+/* Close the links of an attempt; the next step goes on when the lanes have done it. */
+static void drop_links(struct weft__boot *boot)
+{
+    pthread_mutex_lock(&boot->ep->lock);
+    for (int i = 0; i < boot->conn->nlinks; i++)
+        weft__link_shut(boot->conn->links[i], WEFT_ECANCELED);
+    pthread_mutex_unlock(&boot->ep->lock);
+    weft__kick_all(boot->ep);
+    boot->dropping = true;
+    boot->ready = false;
+}
+
+/* True when the links of the last attempt are gone. */
+static bool dropped(struct weft__boot *boot)
+{
+    struct weft__conn *conn = boot->conn;
+    if (!boot->dropping)
+        return true;
+    pthread_mutex_lock(&boot->ep->lock);
+    bool done = conn->links_open == 0;
+    for (int i = 0; done && i < conn->nlinks; i++) {
+        free(conn->links[i]);
+        conn->links[i] = NULL;
+    }
+    if (done)
+        conn->nlinks = 0;
+    pthread_mutex_unlock(&boot->ep->lock);
+    boot->dropping = !done;
+    return done;
+}
+
+static int read_links(struct weft__boot *boot, struct weft__reader *r)
+{
+    struct weft__conn *conn = boot->conn;
+    int n = weft__get_u8(r);
+    if (n < 1 || n > WEFT__MAX_LINKS || (!boot->active && n != conn->nlinks))
+        return WEFT_EPROTO;
+    for (int i = 0; i < n; i++) {
+        boot->peer_lane[i] = weft__get_u8(r);
+        uint16_t len = weft__get_u16(r);
+        if (len > WEFT_LINK_ADDRESS_MAX)
+            return WEFT_EPROTO;
+        boot->peer_addr_len[i] = len;
+        weft__get(r, boot->peer_addr[i], len);
+    }
+    return r->bad || r->at != r->end ? WEFT_EPROTO : n;
+}
+
+/* --- the active side's offers --------------------------------------------------------------------- */
+
+static void offer(struct weft__boot *boot)
+{
+    if (boot->offer == boot->noffers) {
+        reject(boot, WEFT_ENOPATH,
+               *boot->reasons ? boot->reasons : "the endpoints have no transport in common");
+        return;
+    }
+    uint8_t body[64];
+    struct weft__writer w = {body, body + sizeof body, false};
+    const struct weft_transport *transport = boot->offers[boot->offer];
+    weft__put_u8(&w, ++boot->attempt);
+    weft__put_u8(&w, (uint8_t)lanes_of(boot->ep, transport->name));
+    weft__put_text(&w, transport->name);
+    boot->state = OFFERED;
+    weft__boot_send(boot, OFFER, body, (size_t)(w.at - body));
+}
+
+/* This attempt is over. The active side goes on with its next offer once the links are closed. */
+static void give_up(struct weft__boot *boot, const char *text, bool say, int code)
+{
+    char reason[256];
+    snprintf(reason, sizeof reason, "%s", text);
+    if (say)
+        send_text(boot, NO, code, reason);
+    if (boot->fd < 0)
+        return;
+    if (boot->active)
+        add_reason(boot, boot->offers[boot->offer]->name, reason);
+    drop_links(boot);
+    boot->state = GREETING;
+    boot->offer += boot->active;
+    boot->next_offer = boot->active;
+}
+
+/* --- frames -------------------------------------------------------------------------------------- */
+
+static void on_hello_active(struct weft__boot *boot, const struct hello *h)
+{
+    adopt_hello(boot, h);
+    int rc = make_offers(boot, h);
+    if (rc < 0)
+        reject(boot, rc, weft_last_error());
+    else
+        offer(boot);
+}
+
+static void on_hello_passive(struct weft__boot *boot, const struct hello *h)
+{
+    struct weft__endpoint *ep = boot->ep;
+    pthread_mutex_lock(&ep->lock);
+    bool full = !ep->passive && ep->naccepts >= ep->backlog;
+    pthread_mutex_unlock(&ep->lock);
+    if (full) {
+        reject(boot, WEFT_EREFUSED, "too many conns wait to be accepted there");
+        return;
+    }
+    struct weft__conn *conn = weft__conn_open(ep, false);
+    if (!conn) {
+        reject(boot, -ENOMEM, "no memory for a conn there");
+        return;
+    }
+    conn->passive = true; /* until it is queued for accept: no one has its handle */
+    conn->handshaking = true;
+    conn->peer_addr.len = sizeof conn->peer_addr.sa;
+    if (getpeername(boot->fd, (struct sockaddr *)&conn->peer_addr.sa, &conn->peer_addr.len))
+        conn->peer_addr.len = 0;
+    else
+        weft__address_format(&conn->peer_addr, conn->peer_text, sizeof conn->peer_text);
+    boot->conn = conn;
+    adopt_hello(boot, h);
+    send_hello(boot);
+}
+
+static void on_offer(struct weft__boot *boot, const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    char name[16];
+    uint8_t attempt = weft__get_u8(&r), n = weft__get_u8(&r);
+    weft__get_text(&r, name, sizeof name);
+    if (boot->active || boot->state != GREETING || r.bad || r.at != r.end || n < 1) {
+        weft__boot_fail(boot, WEFT_EPROTO, "unexpected offer");
+        return;
+    }
+    if (!dropped(boot)) { /* keep it until the links of the last attempt are closed */
+        boot->held_len = len < sizeof boot->held ? len : 0;
+        memcpy(boot->held, body, boot->held_len);
+        return;
+    }
+    boot->attempt = attempt;
+    int have = lanes_of(boot->ep, name);
+    if (have > WEFT__MAX_LINKS)
+        have = WEFT__MAX_LINKS;
+    uint8_t out[WEFT__FRAME_MAX - WEFT__FRAME_HEAD];
+    struct weft__writer w = {out, out + sizeof out, false};
+    weft__put_u8(&w, attempt);
+    int rc = have ? 0 : weft_fail(WEFT_ENODEV, "the peer does not have transport %s", name);
+    if (rc == 0)
+        rc = open_links(boot, lane_of(boot->ep, name, 0)->transport, n < have ? n : have, &w);
+    if (rc < 0) {
+        give_up(boot, weft_last_error(), true, rc);
+        return;
+    }
+    snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s", name);
+    boot->state = OFFERED;
+    weft__boot_send(boot, LINKS, out, (size_t)(w.at - out));
+}
+
+static void on_links(struct weft__boot *boot, struct weft__reader *r)
+{
+    int n = boot->state == OFFERED ? read_links(boot, r) : WEFT_EPROTO;
+    if (n < 0 || (boot->active && n > lanes_of(boot->ep, boot->offers[boot->offer]->name))) {
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed link addresses");
+        return;
+    }
+    if (boot->active) {
+        uint8_t out[WEFT__FRAME_MAX - WEFT__FRAME_HEAD];
+        struct weft__writer w = {out, out + sizeof out, false};
+        weft__put_u8(&w, boot->attempt);
+        int rc = open_links(boot, boot->offers[boot->offer], n, &w);
+        if (rc < 0) {
+            give_up(boot, weft_last_error(), true, rc);
+            return;
+        }
+        weft__boot_send(boot, LINKS, out, (size_t)(w.at - out));
+    }
+    for (int i = 0; boot->fd >= 0 && i < n; i++)
+        boot->conn->links[i]->peer_lane = boot->peer_lane[i];
+    boot->state = JOINING;
+}
+
+static void on_no(struct weft__boot *boot, struct weft__reader *r)
+{
+    char text[256];
+    weft__get_u32(r);
+    weft__get_text(r, text, sizeof text);
+    if (r->bad || r->at != r->end)
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed refusal");
+    else if (boot->state != GREETING)
+        give_up(boot, text, false, 0);
+}
+
+static void on_reject(struct weft__boot *boot, struct weft__reader *r)
+{
+    char text[256];
+    int code = (int32_t)weft__get_u32(r);
+    weft__get_text(r, text, sizeof text);
+    if (r->bad || r->at != r->end || code >= 0)
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed rejection");
+    else
+        weft__boot_fail(boot, code, "the peer refused: %s", text);
+}
+
+static void finish(struct weft__boot *boot);
+
+/* Frames that belong to an attempt; those of an earlier one are ignored. */
+static void on_attempt(struct weft__boot *boot, uint16_t type, const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    uint8_t attempt = weft__get_u8(&r);
+    if (r.bad) {
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed handshake frame");
+        return;
+    }
+    if (attempt != boot->attempt && type != REJECT)
+        return;
+    switch (type) {
+    case LINKS:
+        on_links(boot, &r);
+        break;
+    case READY:
+        boot->ready = true;
+        break;
+    case DONE:
+        if (!boot->active && boot->state == JOINED)
+            finish(boot);
+        break;
+    case NO:
+        on_no(boot, &r);
+        break;
+    default:
+        on_reject(boot, &r);
+    }
+}
+
+void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body,
+                           size_t len)
+{
+    struct hello h;
+    bool expect_hello = boot->active ? !boot->conn->peer_pid : !boot->conn;
+    if (expect_hello != (type == HELLO) && type != REJECT) {
+        weft__boot_fail(boot, WEFT_EPROTO, "unexpected handshake frame %u", type);
+    } else if (type == HELLO && read_hello(body, len, &h)) {
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed hello");
+    } else if (type == HELLO && boot->active) {
+        on_hello_active(boot, &h);
+    } else if (type == HELLO) {
+        on_hello_passive(boot, &h);
+    } else if (type == OFFER) {
+        on_offer(boot, body, len);
+    } else if (type >= LINKS && type <= REJECT && (boot->conn || type == REJECT)) {
+        on_attempt(boot, type, body, len);
+    } else {
+        weft__boot_fail(boot, WEFT_EPROTO, "unknown handshake frame %u", type);
+    }
+}
+
+/* --- joining and the end --------------------------------------------------------------------------- */
+
+/* 0 joined, WEFT_EAGAIN not yet, else a code. */
+static int join(struct weft__boot *boot, int i)
+{
+    struct weft__link *link = boot->conn->links[i];
+    int rc = weft_fail(WEFT_ELINK, "a link died while it was joined");
+    weft__lane_lock(link->lane);
+    if (link->tl && !link->closing)
+        rc = link->lane->nic->transport->ops->link_connect(link->tl, boot->peer_addr[i],
+                                                           boot->peer_addr_len[i]);
+    weft__lane_unlock(link->lane);
+    boot->joined[i] = rc == 0;
+    return rc;
+}
+
+static void announce(struct weft__conn *conn)
+{
+    struct weft__endpoint *ep = conn->ep;
+    if (conn->initiator || ep->passive)
+        return;
+    conn->passive = false;
+    conn->queued_accept = true;
+    conn->accept_next = NULL;
+    *ep->accepts_tail = conn;
+    ep->accepts_tail = &conn->accept_next;
+    ep->naccepts++;
+}
+
+static void finish(struct weft__boot *boot)
+{
+    struct weft__conn *conn = boot->conn;
+    struct weft__lane *lane = conn->links[0]->lane;
+    pthread_mutex_lock(&boot->ep->lock);
+    if (conn->state == WEFT_CONN_CONNECTING) {
+        conn->same_host_path = lane->transport->same_host;
+        snprintf(conn->why, sizeof conn->why, "%s%s%.200s",
+                 conn->same_host_path ? "the peer is on this host" : "the best transport both have",
+                 *boot->reasons ? "; " : "", boot->reasons);
+        announce(conn);
+        weft__conn_up(conn);
+    }
+    pthread_mutex_unlock(&boot->ep->lock);
+    weft__boot_end(boot, !lane->nic->attr.peer_death);
+}
+
+static void join_all(struct weft__boot *boot)
+{
+    int n = boot->conn->nlinks;
+    for (int i = 0; i < n; i++) {
+        if (boot->joined[i])
+            continue;
+        int rc = join(boot, i);
+        if (rc == WEFT_EAGAIN)
+            return;
+        if (rc) {
+            give_up(boot, weft_last_error(), true, rc);
+            return;
+        }
+    }
+    boot->state = JOINED;
+    if (!boot->active)
+        weft__boot_send(boot, READY, &boot->attempt, 1);
+}
+
+void weft__handshake_begin(struct weft__boot *boot)
+{
+    send_hello(boot);
+}
+
+void weft__handshake_step(struct weft__boot *boot)
+{
+    if (!boot->conn || !dropped(boot))
+        return;
+    if (boot->next_offer) {
+        boot->next_offer = false;
+        offer(boot);
+    }
+    if (boot->held_len && boot->fd >= 0) {
+        size_t len = boot->held_len;
+        boot->held_len = 0;
+        on_offer(boot, boot->held, len);
+    }
+    if (boot->fd >= 0 && boot->state == JOINING)
+        join_all(boot);
+    if (boot->fd >= 0 && boot->active && boot->state == JOINED && boot->ready) {
+        snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s",
+                 boot->offers[boot->offer]->name);
+        weft__boot_send(boot, DONE, &boot->attempt, 1);
+        if (boot->fd >= 0)
+            finish(boot);
+    }
+}
+
+bool weft__handshake_joining(const struct weft__boot *boot)
+{
+    return boot->state == JOINING || boot->dropping || boot->next_offer;
+}

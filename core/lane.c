@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lane: one nic, and the lock that whoever drives it holds.
+ *
+ * Anyone may push work; only the holder of the lock touches the nic. weft__lane_kick takes the
+ * lock if it is free and does the work at once, so in the common case the thread that posts an
+ * operation also hands it to the nic. If another thread holds the lock, that thread looks at the
+ * queue once more after letting go, so no work is left behind.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BATCH 32 /* cmds handed over, comps collected, in one call */
+
+int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
+                    const char *fault, const char *bind_host, struct weft__lane **out)
+{
+    struct weft_device_info device;
+    int rc;
+    for (int j = 0;; j++) {
+        rc = weft_device_info(transport->name, j, &device);
+        if (rc)
+            return weft_fail(WEFT_ENODEV, "transport %s has no usable device%s%s",
+                             transport->name, j ? ": " : "", j ? device.reason : "");
+        if (device.usable)
+            break;
+    }
+    struct weft__lane *lane = calloc(1, sizeof *lane);
+    if (!lane)
+        return weft_fail(-ENOMEM, "no memory for a nic");
+    struct weft_nic_opts opts = {.device = device.name, .bind_host = bind_host, .lane = nth};
+    rc = weft__nic_open(transport, fault, &opts, &lane->nic);
+    if (rc) {
+        free(lane);
+        return rc;
+    }
+    lane->endpoint = ep;
+    lane->transport = transport;
+    lane->nth = nth;
+    pthread_mutex_init(&lane->lock, NULL);
+    *out = lane;
+    return 0;
+}
+
+void weft__lane_close(struct weft__lane *lane)
+{
+    lane->nic->transport->ops->close(lane->nic);
+    pthread_mutex_destroy(&lane->lock);
+    free(lane);
+}
+
+void weft__lane_push(struct weft__lane *lane, struct weft__work *work)
+{
+    struct weft__work *head = atomic_load_explicit(&lane->queue, memory_order_relaxed);
+    do
+        work->next = head;
+    /* release pairs with the acquire in take; seq_cst orders it before the trylock in kick */
+    while (!atomic_compare_exchange_weak(&lane->queue, &head, work));
+}
+
+/* All queued work, oldest first. */
+static struct weft__work *take(struct weft__lane *lane)
+{
+    if (!atomic_load_explicit(&lane->queue, memory_order_relaxed))
+        return NULL;
+    struct weft__work *list = atomic_exchange(&lane->queue, NULL), *out = NULL;
+    while (list) {
+        struct weft__work *next = list->next;
+        list->next = out;
+        out = list;
+        list = next;
+    }
+    return out;
+}
+
+/* --- flight list of a link: what the nic has and has not completed --------------------------- */
+
+static void flight_add(struct weft__link *link, struct weft__wr *wr)
+{
+    wr->fprev = NULL;
+    wr->fnext = link->flight;
+    if (link->flight)
+        link->flight->fprev = wr;
+    link->flight = wr;
+}
+
+static void flight_remove(struct weft__link *link, struct weft__wr *wr)
+{
+    if (wr->fprev)
+        wr->fprev->fnext = wr->fnext;
+    else
+        link->flight = wr->fnext;
+    if (wr->fnext)
+        wr->fnext->fprev = wr->fprev;
+}
+
+/* The wr is no longer the link's: give it to its owner. Endpoint lock held. */
+static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
+{
+    wr->link->owned--;
+    if (wr->kind == WEFT__WR_DATA)
+        weft__stripe_done(wr, comp);
+    else
+        weft__msg_done(wr, comp);
+}
+
+/* The first wr of the backlog can never be accepted. */
+static void refuse(struct weft__link *link, int status)
+{
+    struct weft__wr *wr = link->backlog;
+    link->backlog = (struct weft__wr *)wr->work.next;
+    if (!link->backlog)
+        link->backlog_tail = &link->backlog;
+    struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
+    pthread_mutex_lock(&link->lane->endpoint->lock);
+    wr_end(wr, &comp);
+    pthread_mutex_unlock(&link->lane->endpoint->lock);
+}
+
+/* Hand over as much of a link's backlog as the nic takes. True if nothing is left to hand over. */
+static bool flush(struct weft__link *link)
+{
+    struct weft_cmd cmds[BATCH];
+    while (link->backlog && link->tl) {
+        int n = 0;
+        struct weft__wr *wr = link->backlog;
+        for (; wr && n < BATCH; wr = (struct weft__wr *)wr->work.next) {
+            cmds[n] = wr->cmd;
+            cmds[n].flags |= wr->work.next ? WEFT_CMD_MORE : 0;
+            n++;
+        }
+        int took = link->tl->nic->transport->ops->post(link->tl, cmds, n);
+        if (took < 0 && took == WEFT_ELINK)
+            return true; /* LINK_DOWN is on its way, and ends the backlog */
+        if (took < 0)
+            refuse(link, took);
+        for (int i = 0; i < took; i++) {
+            wr = link->backlog;
+            link->backlog = (struct weft__wr *)wr->work.next;
+            flight_add(link, wr);
+        }
+        if (!link->backlog)
+            link->backlog_tail = &link->backlog;
+        if (took >= 0 && took < n)
+            return false;
+    }
+    return true;
+}
+
+static void stall(struct weft__link *link)
+{
+    if (link->stalled)
+        return;
+    link->stalled = true;
+    link->stalled_next = link->lane->stalled;
+    link->lane->stalled = link;
+}
+
+/* Links that the nic had no room for, once more. */
+static void flush_stalled(struct weft__lane *lane)
+{
+    struct weft__link *list = lane->stalled;
+    lane->stalled = NULL;
+    while (list) {
+        struct weft__link *link = list;
+        list = link->stalled_next;
+        link->stalled = false;
+        if (!flush(link))
+            stall(link);
+    }
+}
+
+static void unstall(struct weft__link *link)
+{
+    struct weft__link **at = &link->lane->stalled;
+    while (*at && *at != link)
+        at = &(*at)->stalled_next;
+    if (*at)
+        *at = link->stalled_next;
+    link->stalled = false;
+}
+
+/* Close the transport's link; what it had not completed is orphaned. */
+static void do_close(struct weft__link *link)
+{
+    struct weft__endpoint *ep = link->lane->endpoint;
+    if (link->tl) {
+        link->tl->nic->transport->ops->link_close(link->tl);
+        link->tl = NULL;
+    }
+    unstall(link);
+    pthread_mutex_lock(&ep->lock);
+    struct weft__wr *wr = link->flight, *next;
+    for (; wr; wr = next) {
+        next = wr->fnext;
+        link->owned--;
+        wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
+    }
+    link->flight = NULL;
+    for (wr = link->backlog; wr; wr = next) {
+        next = (struct weft__wr *)wr->work.next;
+        link->owned--;
+        wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
+    }
+    link->backlog = NULL;
+    link->backlog_tail = &link->backlog;
+    weft__link_closed(link);
+    pthread_mutex_unlock(&ep->lock);
+}
+
+/* Returns false if it has to be tried again. */
+static bool do_dereg(struct weft__lane *lane, struct weft__work *work)
+{
+    struct weft__reg *reg = (struct weft__reg *)((char *)work - offsetof(struct weft__reg, on) -
+                                                 (size_t)lane->index * sizeof reg->on[0]);
+    if (lane->nic->transport->ops->mem_dereg(lane->nic, reg->on[lane->index].handle.mem) ==
+        WEFT_EAGAIN)
+        return false;
+    struct weft__endpoint *ep = lane->endpoint;
+    pthread_mutex_lock(&ep->lock);
+    weft__reg_lane_done(reg);
+    pthread_mutex_unlock(&ep->lock);
+    return true;
+}
+
+static void do_retries(struct weft__lane *lane)
+{
+    struct weft__work *list = lane->retry;
+    lane->retry = NULL;
+    while (list) {
+        struct weft__work *work = list;
+        list = work->next;
+        if (do_dereg(lane, work))
+            continue;
+        work->next = lane->retry;
+        lane->retry = work;
+    }
+}
+
+static void enqueue(struct weft__wr *wr)
+{
+    struct weft__link *link = wr->link;
+    wr->work.next = NULL;
+    *link->backlog_tail = wr;
+    link->backlog_tail = (struct weft__wr **)&wr->work.next;
+}
+
+/* Do what was pushed. Lane lock held. Returns how much there was. */
+static int drain(struct weft__lane *lane)
+{
+    int n = 0;
+    for (struct weft__work *list; (list = take(lane));) {
+        struct weft__link *last = NULL;
+        while (list) {
+            struct weft__work *work = list;
+            list = work->next;
+            n++;
+            if (work->kind == WEFT__WORK_CLOSE) {
+                do_close((struct weft__link *)work);
+                last = NULL;
+            } else if (work->kind == WEFT__WORK_DEREG) {
+                if (!do_dereg(lane, work)) {
+                    work->next = lane->retry;
+                    lane->retry = work;
+                }
+            } else {
+                struct weft__wr *wr = (struct weft__wr *)work;
+                if (last && last != wr->link && !flush(last))
+                    stall(last);
+                last = wr->link;
+                enqueue(wr);
+            }
+        }
+        if (last && !flush(last))
+            stall(last);
+    }
+    return n;
+}
+
+static void dispatch(struct weft__lane *lane, const struct weft_comp *comp)
+{
+    struct weft__link *link = comp->link->user;
+    if (comp->op == WEFT_OP_LINK_DOWN) {
+        weft__link_lost(link, comp->status);
+    } else if (comp->op == WEFT_OP_RECV) {
+        weft__msg_arrived(link, comp->data, comp->len);
+        if (lane->nic->attr.rx_scatter)
+            lane->nic->transport->ops->rx_release(lane->nic, comp);
+    } else if (comp->ctx) {
+        struct weft__wr *wr = (struct weft__wr *)(uintptr_t)comp->ctx;
+        flight_remove(link, wr);
+        wr_end(wr, comp);
+    } /* else: an immediate, which the endpoint does not use */
+}
+
+/* The nic is gone: so are all its links. Endpoint lock held. */
+static void lane_lost(struct weft__lane *lane, int status)
+{
+    if (lane->lost)
+        return;
+    lane->lost = status;
+    weft_log(WEFT_LOG_ERROR, lane->transport->name, "nic %d: lost: %s", lane->nth,
+             weft_last_error());
+    for (struct weft__conn *conn = lane->endpoint->conns; conn; conn = conn->next)
+        for (int i = 0; i < conn->nlinks; i++)
+            if (conn->links[i]->lane == lane)
+                weft__link_lost(conn->links[i], status);
+}
+
+static int poll_once(struct weft__lane *lane)
+{
+    struct weft_comp comps[BATCH];
+    if (lane->lost)
+        return 0;
+    int n = lane->nic->transport->ops->poll(lane->nic, comps, BATCH);
+    if (n == 0)
+        return 0;
+    pthread_mutex_lock(&lane->endpoint->lock);
+    if (n < 0)
+        lane_lost(lane, n);
+    for (int i = 0; i < n; i++)
+        dispatch(lane, &comps[i]);
+    pthread_mutex_unlock(&lane->endpoint->lock);
+    return n < 0 ? 1 : n;
+}
+
+/* Work may have been pushed for lanes whose locks we do not hold. */
+static void kick_others(struct weft__lane *self)
+{
+    struct weft__endpoint *ep = self->endpoint;
+    for (int i = 0; i < ep->nlanes; i++)
+        if (ep->lanes[i] != self && atomic_load(&ep->lanes[i]->queue))
+            weft__lane_kick(ep->lanes[i]);
+}
+
+static int progress_locked(struct weft__lane *lane)
+{
+    int n = drain(lane);
+    if (lane->stalled)
+        flush_stalled(lane);
+    int polled = poll_once(lane);
+    if (lane->retry)
+        do_retries(lane);
+    if (polled) {
+        drain(lane);
+        if (lane->stalled)
+            flush_stalled(lane);
+    }
+    return n + polled;
+}
+
+int weft__lane_progress(struct weft__lane *lane)
+{
+    int n = 0;
+    do {
+        if (pthread_mutex_trylock(&lane->lock))
+            return n;
+        n += progress_locked(lane);
+        pthread_mutex_unlock(&lane->lock);
+        /* pushed while we held the lock, by someone whose trylock failed */
+    } while (atomic_load(&lane->queue));
+    if (n && lane->endpoint->nlanes > 1)
+        kick_others(lane);
+    return n;
+}
+
+void weft__lane_kick(struct weft__lane *lane)
+{
+    while (atomic_load(&lane->queue)) {
+        if (pthread_mutex_trylock(&lane->lock))
+            return;
+        drain(lane);
+        /* who sleeps on the nic's descriptor armed it before this work was there */
+        if (atomic_load(&lane->sleeping)) {
+            for (int i = 0; i < 4 && progress_locked(lane); i++)
+                ;
+            if (lane->stalled || lane->retry ||
+                lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
+                weft__wake(lane->endpoint);
+        }
+        pthread_mutex_unlock(&lane->lock);
+    }
+    if (lane->endpoint->nlanes > 1)
+        kick_others(lane);
+}
+
+void weft__lane_lock(struct weft__lane *lane)
+{
+    pthread_mutex_lock(&lane->lock);
+}
+
+void weft__lane_unlock(struct weft__lane *lane)
+{
+    pthread_mutex_unlock(&lane->lock);
+    weft__lane_kick(lane); /* for those whose trylock failed */
+}
+
+int weft__lane_arm(struct weft__lane *lane)
+{
+    int rc = WEFT_EAGAIN;
+    /* before the look at the queue: pairs with kick, which pushes before it looks at sleeping */
+    atomic_fetch_add(&lane->sleeping, 1);
+    if (pthread_mutex_trylock(&lane->lock) == 0) {
+        if (!atomic_load(&lane->queue) && !lane->retry && !lane->lost)
+            rc = lane->nic->transport->ops->wait_fd(lane->nic);
+        else if (lane->lost)
+            rc = -1;
+        pthread_mutex_unlock(&lane->lock);
+        if (atomic_load(&lane->queue)) /* pushed meanwhile, by someone whose trylock failed */
+            rc = WEFT_EAGAIN;
+    }
+    if (rc == WEFT_EAGAIN)
+        weft__lane_disarm(lane);
+    return rc >= 0 ? rc : rc == WEFT_EAGAIN ? WEFT_EAGAIN : -1;
+}

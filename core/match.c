@@ -1,0 +1,743 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Two-sided messages: SEND is matched with RECV in order; notifications go to the endpoint's
+ * queue.
+ *
+ * Two streams share one protocol. A short message carries its payload (EAGER); the receiver
+ * counts those it has taken and every header tells the count, so most need no answer of their
+ * own. A longer one (LARGE) carries remotes of its payload: the receiver reads it into place and
+ * answers with RESULT. A message that does not fit its RECV moves nothing, and RESULT tells the
+ * sender. "Taken" means: in the buffer of a RECV, or in the notification queue. So a SEND that is
+ * done has been received, and the bytes a receiver must keep for a peer are bounded by its window.
+ *
+ * The endpoint lock is held in every function here.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void weft__match_init(struct weft__conn *conn)
+{
+    for (int i = 0; i < WEFT__STREAMS; i++) {
+        struct weft__stream *s = &conn->stream[i];
+        s->recs_tail = &s->recs;
+        s->arrivals_tail = &s->arrivals;
+    }
+}
+
+/* --- sending --------------------------------------------------------------------------------- */
+
+static enum weft__stream_id stream_of(const struct weft__op *op)
+{
+    return op->kind == WEFT__OP_SEND ? WEFT__STREAM_SEND : WEFT__STREAM_NOTIFY;
+}
+
+static uint64_t message_len(const struct weft__op *op)
+{
+    return op->kind == WEFT__OP_SEND ? op->total : op->notify_len;
+}
+
+static const struct weft__piece *message_pieces(const struct weft__op *op, size_t *n)
+{
+    if (op->kind == WEFT__OP_SEND && !op->bounce) {
+        *n = op->npieces;
+        return op->pieces;
+    }
+    *n = 1;
+    return &op->message;
+}
+
+static struct weft__rec *rec_add(struct weft__stream *s, struct weft__op *op)
+{
+    struct weft__rec *rec = malloc(sizeof *rec);
+    if (!rec)
+        return NULL;
+    *rec = (struct weft__rec){.op = op,
+                              .index = s->next_index++,
+                              .bytes = op->large ? 0 : (uint32_t)message_len(op),
+                              .large = op->large};
+    *s->recs_tail = rec;
+    s->recs_tail = &rec->next;
+    s->nrecs++;
+    op->rec = rec;
+    op->pending++;
+    return rec;
+}
+
+/* Unlink the rec at *at and let go of its op. */
+static void rec_end(struct weft__conn *conn, struct weft__stream *s, struct weft__rec **at)
+{
+    struct weft__rec *rec = *at;
+    struct weft__op *op = rec->op;
+    *at = rec->next;
+    if (!rec->next)
+        s->recs_tail = at;
+    s->nrecs--;
+    conn->eager_out -= rec->bytes;
+    free(rec);
+    if (!op)
+        return;
+    op->rec = NULL;
+    if (op->kind == WEFT__OP_SEND && !op->status)
+        op->bytes = op->total;
+    weft__op_shut_regs(op);
+    weft__op_unpend(op);
+}
+
+static int post_large(struct weft__conn *conn, struct weft__op *op, struct weft__msg_head *head)
+{
+    struct weft_remote remotes[WEFT__MAX_REMOTES];
+    size_t n, count = 0;
+    const struct weft__piece *pieces = message_pieces(op, &n);
+    for (size_t i = 0; i < n; i++)
+        if (pieces[i].len)
+            weft__reg_describe(op->regs[count], pieces[i].addr, pieces[i].len, &remotes[count]),
+                count++;
+    head->type = WEFT__MSG_LARGE;
+    return weft__msg_post(conn, head, remotes, count * sizeof *remotes);
+}
+
+static int post_eager(struct weft__conn *conn, struct weft__op *op, struct weft__msg_head *head)
+{
+    size_t n;
+    const struct weft__piece *pieces = message_pieces(op, &n);
+    head->type = WEFT__MSG_EAGER;
+    conn->eager_out += head->len;
+    return weft__msg_post_op(conn, head, op, pieces, n);
+}
+
+static bool may_go(const struct weft__conn *conn, const struct weft__stream *s,
+                   const struct weft__op *op)
+{
+    if (s->nrecs >= WEFT__WINDOW)
+        return false;
+    return op->large || conn->eager_out + message_len(op) <= conn->peer_window;
+}
+
+void weft__match_fill(struct weft__conn *conn)
+{
+    for (int i = 0; i < WEFT__STREAMS; i++) {
+        struct weft__stream *s = &conn->stream[i];
+        struct weft__op *op;
+        while (conn->state == WEFT_CONN_UP && (op = s->sendq.head) && may_go(conn, s, op)) {
+            weft__opq_remove(&s->sendq, op);
+            struct weft__rec *rec = rec_add(s, op);
+            if (!rec) {
+                weft__op_fail(op, -ENOMEM, "no memory for a message");
+                weft__op_settle(op);
+                continue;
+            }
+            struct weft__msg_head head = {.flags = op->urgent ? WEFT__MSG_URGENT : 0,
+                                          .stream = (uint8_t)i,
+                                          .index = rec->index,
+                                          .len = message_len(op)};
+            conn->stats.msgs_sent++;
+            conn->stats.bytes_sent += head.len;
+            if (op->large)
+                post_large(conn, op, &head);
+            else
+                post_eager(conn, op, &head);
+        }
+    }
+}
+
+void weft__match_send(struct weft__op *op)
+{
+    weft__opq_push(&op->conn->stream[stream_of(op)].sendq, op, WEFT__AT_SENDQ);
+    weft__match_fill(op->conn);
+}
+
+bool weft__match_cancel(struct weft__op *op)
+{
+    struct weft__conn *conn = op->conn;
+    if (op->where == WEFT__AT_SENDQ) {
+        weft__opq_remove(&conn->stream[stream_of(op)].sendq, op);
+        return true;
+    }
+    if (op->where == WEFT__AT_RECVQ) {
+        weft__opq_remove(&conn->recvq, op);
+        return true;
+    }
+    if (op->rec) { /* on its way: the peer may take it, but we no longer wait for that */
+        op->rec->op = NULL;
+        op->rec = NULL;
+        weft__op_shut_regs(op);
+        op->pending--;
+    }
+    return false;
+}
+
+int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
+{
+    for (int i = 0; i < WEFT__STREAMS; i++) {
+        struct weft__stream *s = &conn->stream[i];
+        uint32_t news = taken[i] - s->taken_seen;
+        if (news > WEFT__WINDOW)
+            return WEFT_EPROTO;
+        for (struct weft__rec **at = &s->recs; news;) {
+            if (!*at)
+                return WEFT_EPROTO; /* more than were sent */
+            if ((*at)->large) {
+                at = &(*at)->next;
+                continue;
+            }
+            rec_end(conn, s, at);
+            s->taken_seen++;
+            news--;
+        }
+    }
+    weft__match_fill(conn);
+    return 0;
+}
+
+int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,
+                       const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    int32_t status = (int32_t)weft__get_u32(&r);
+    if (r.bad || r.at != r.end || status > 0)
+        return WEFT_EPROTO;
+    struct weft__stream *s = &conn->stream[head->stream];
+    for (struct weft__rec **at = &s->recs; *at; at = &(*at)->next) {
+        if ((*at)->index != head->index)
+            continue;
+        if (status && (*at)->op) {
+            char text[sizeof(*at)->op->text];
+            snprintf(text, sizeof text, "the peer did not take the message: %s",
+                     weft_strerror(status));
+            weft__op_fail((*at)->op, status, text);
+        }
+        if ((*at)->large)
+            rec_end(conn, s, at);
+        weft__match_fill(conn);
+        return 0;
+    }
+    return WEFT_EPROTO;
+}
+
+/* --- telling the peer what was taken --------------------------------------------------------- */
+
+void weft__match_counts(struct weft__conn *conn, uint32_t taken[2])
+{
+    for (int i = 0; i < WEFT__STREAMS; i++)
+        taken[i] = conn->stream[i].taken;
+    conn->owes = false; /* stays in the list until tell_all passes by */
+}
+
+static void tell(struct weft__conn *conn)
+{
+    struct weft__msg_head head = {.type = WEFT__MSG_TAKEN};
+    if (conn->owes && conn->state == WEFT_CONN_UP) {
+        conn->owes = false;
+        weft__msg_post(conn, &head, NULL, 0);
+    }
+}
+
+void weft__match_tell_all(struct weft__endpoint *ep)
+{
+    struct weft__conn *conn = atomic_load_explicit(&ep->tells, memory_order_relaxed), *next;
+    atomic_store_explicit(&ep->tells, NULL, memory_order_relaxed);
+    for (; conn; conn = next) {
+        next = conn->tell_next;
+        conn->telling = false;
+        tell(conn);
+    }
+}
+
+static void untell(struct weft__conn *conn)
+{
+    struct weft__conn *at = atomic_load(&conn->ep->tells), *last = NULL;
+    for (; at && at != conn; last = at, at = at->tell_next)
+        ;
+    if (at && last)
+        last->tell_next = conn->tell_next;
+    else if (at)
+        atomic_store(&conn->ep->tells, conn->tell_next);
+    conn->telling = false;
+}
+
+/* One more eager message of this stream is taken. */
+static void take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent)
+{
+    s->taken++;
+    s->held -= len;
+    s->waiting--;
+    conn->owes = true;
+    if (!conn->telling) {
+        conn->telling = true;
+        conn->tell_next = atomic_load_explicit(&conn->ep->tells, memory_order_relaxed);
+        atomic_store_explicit(&conn->ep->tells, conn, memory_order_relaxed);
+    }
+    /* at once if the sender blocks, or before it runs out of window */
+    conn->taken_bytes += len + 1;
+    if (urgent || conn->taken_bytes * 4 > conn->ep->window || s->taken % (WEFT__WINDOW / 4) == 0) {
+        conn->taken_bytes = 0;
+        tell(conn);
+    }
+}
+
+static void result(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
+                   int status)
+{
+    uint8_t body[4];
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u32(&w, (uint32_t)status);
+    struct weft__msg_head head = {
+        .type = WEFT__MSG_RESULT, .stream = (uint8_t)stream, .index = index};
+    weft__msg_post(conn, &head, body, sizeof body);
+}
+
+/* --- receiving ------------------------------------------------------------------------------- */
+
+void weft__arrival_free(struct weft__arrival *arrival)
+{
+    free(arrival->data);
+    free(arrival->remotes);
+    free(arrival);
+}
+
+static void recv_end(struct weft__op *op, uint64_t len, int status, const char *text)
+{
+    if (status)
+        weft__op_fail(op, status, text);
+    op->bytes = len;
+    weft__op_settle(op);
+}
+
+static void too_long(struct weft__op *op, uint64_t len)
+{
+    char text[sizeof op->text];
+    snprintf(text, sizeof text, "a message of %llu bytes came for a buffer of %llu",
+             (unsigned long long)len, (unsigned long long)op->total);
+    recv_end(op, len, WEFT_ETRUNC, text);
+}
+
+static void scatter(struct weft__op *op, const uint8_t *data, uint64_t len)
+{
+    for (size_t i = 0; i < op->npieces && len; i++) {
+        uint64_t n = op->pieces[i].len < len ? op->pieces[i].len : len;
+        if (n)
+            memcpy(op->pieces[i].addr, data, n);
+        data += n;
+        len -= n;
+    }
+}
+
+static void count_received(struct weft__conn *conn, uint64_t len)
+{
+    conn->stats.msgs_received++;
+    conn->stats.bytes_received += len;
+}
+
+/* A short message meets its RECV. */
+static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, uint64_t len,
+                    bool urgent)
+{
+    struct weft__conn *conn = op->conn;
+    bool fits = len <= op->total;
+    if (fits)
+        scatter(op, data, len);
+    else
+        result(conn, WEFT__STREAM_SEND, index, WEFT_ETRUNC);
+    take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
+    count_received(conn, len);
+    if (fits)
+        recv_end(op, len, 0, NULL);
+    else
+        too_long(op, len);
+}
+
+/* Pair local pieces with remotes, cutting where either ends. Returns how many pairs; fills out
+ * unless it is NULL. */
+static size_t pair(const struct weft__piece *local, size_t nlocal,
+                   const struct weft__remote *remote, size_t nremote, struct weft__piece *out)
+{
+    size_t n = 0, l = 0, r = 0;
+    uint64_t loff = 0, roff = 0;
+    while (l < nlocal && r < nremote) {
+        uint64_t left = local[l].len - loff, right = remote[r].len - roff;
+        uint64_t len = left < right ? left : right;
+        if (len && out) {
+            out[n] = (struct weft__piece){.addr = local[l].addr + loff,
+                                          .len = len,
+                                          .raddr = remote[r].addr + roff,
+                                          .rkey = remote[r].key,
+                                          .reg = local[l].reg};
+            memcpy(out[n].rkeys, remote[r].keys, sizeof out[n].rkeys);
+        }
+        n += len != 0;
+        loff += len;
+        roff += len;
+        if (loff == local[l].len)
+            l++, loff = 0;
+        if (r < nremote && roff == remote[r].len)
+            r++, roff = 0;
+    }
+    return n;
+}
+
+/* The READ that fetches a large message into local pieces. -ENOMEM: nothing was started. */
+static int fetch(struct weft__arrival *arrival, const struct weft__piece *local, size_t nlocal,
+                 struct weft__op *parent, void (*on_end)(struct weft__op *op))
+{
+    struct weft__conn *conn = arrival->conn;
+    struct weft__remote remotes[WEFT__MAX_REMOTES];
+    for (size_t i = 0; i < arrival->nremotes; i++)
+        weft__remote_decode(&arrival->remotes[i], &remotes[i]); /* checked on arrival */
+    size_t n = pair(local, nlocal, remotes, arrival->nremotes, NULL);
+    struct weft__op *op = weft__op_new(conn, WEFT__OP_FETCH);
+    struct weft__piece *pieces = calloc(n ? n : 1, sizeof *pieces);
+    if (!op || !pieces) {
+        free(pieces);
+        if (op)
+            weft__op_free(op);
+        return -ENOMEM;
+    }
+    pair(local, nlocal, remotes, arrival->nremotes, pieces);
+    op->pieces = pieces;
+    op->npieces = n;
+    op->total = arrival->len;
+    op->arrival = arrival;
+    op->parent = parent;
+    op->on_end = on_end;
+    arrival->fetching = true;
+    conn->stats.msgs_large++;
+    weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
+    weft__stripe_fill(conn);
+    return 0;
+}
+
+/* The sender revoked the key: it canceled the message. */
+static int fetch_status(const struct weft__op *op)
+{
+    return op->status == WEFT_EKEY ? WEFT_ECANCELED : op->status;
+}
+
+static void recv_fetched(struct weft__op *op)
+{
+    struct weft__op *parent = op->parent;
+    struct weft__arrival *arrival = op->arrival;
+    struct weft__conn *conn = op->conn;
+    int status = fetch_status(op);
+    if (conn->state != WEFT_CONN_DOWN)
+        result(conn, WEFT__STREAM_SEND, arrival->index, status);
+    count_received(conn, arrival->len);
+    if (status)
+        weft__op_fail(parent, status,
+                      status == WEFT_ECANCELED ? "the peer canceled the message" : op->text);
+    parent->bytes = arrival->len;
+    weft__arrival_free(arrival);
+    weft__op_unpend(parent);
+}
+
+/* A long message meets its RECV. Takes the arrival. */
+static void deliver_large(struct weft__op *op, struct weft__arrival *arrival)
+{
+    struct weft__conn *conn = op->conn;
+    conn->stream[WEFT__STREAM_SEND].waiting--;
+    if (arrival->len > op->total) {
+        result(conn, WEFT__STREAM_SEND, arrival->index, WEFT_ETRUNC);
+        too_long(op, arrival->len);
+        weft__arrival_free(arrival);
+        return;
+    }
+    op->pending++;
+    if (fetch(arrival, op->pieces, op->npieces, op, recv_fetched)) {
+        result(conn, WEFT__STREAM_SEND, arrival->index, -ENOMEM);
+        weft__arrival_free(arrival);
+        weft__op_fail(op, -ENOMEM, "no memory to fetch a message");
+        weft__op_unpend(op);
+    }
+}
+
+void weft__match_recv(struct weft__op *op)
+{
+    struct weft__stream *s = &op->conn->stream[WEFT__STREAM_SEND];
+    struct weft__arrival *arrival = s->arrivals;
+    if (!arrival) {
+        weft__opq_push(&op->conn->recvq, op, WEFT__AT_RECVQ);
+        return;
+    }
+    s->arrivals = arrival->next;
+    if (!s->arrivals)
+        s->arrivals_tail = &s->arrivals;
+    if (arrival->large) {
+        deliver_large(op, arrival);
+    } else {
+        deliver(op, arrival->index, arrival->data, arrival->len, arrival->urgent);
+        weft__arrival_free(arrival);
+    }
+}
+
+static void arrived_send(struct weft__conn *conn, struct weft__arrival *arrival)
+{
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_SEND];
+    struct weft__op *op = conn->recvq.head;
+    if (op) { /* only large ones come here with a RECV waiting */
+        weft__opq_remove(&conn->recvq, op);
+        deliver_large(op, arrival);
+        return;
+    }
+    conn->stats.msgs_unexpected++;
+    *s->arrivals_tail = arrival;
+    s->arrivals_tail = &arrival->next;
+}
+
+/* --- notifications --------------------------------------------------------------------------- */
+
+static void notif_queue(struct weft__endpoint *ep, struct weft__arrival *arrival)
+{
+    *ep->notifs_tail = arrival;
+    ep->notifs_tail = &arrival->next;
+}
+
+/* Take the oldest notification of a conn whose sender does not know yet that it is here. */
+static void notif_take_first(struct weft__conn *conn)
+{
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
+    struct weft__arrival *first = s->untaken;
+    s->untaken = first->untaken_next;
+    if (!s->untaken)
+        s->untaken_tail = NULL;
+    first->untaken = false;
+    take(conn, s, first->len, first->urgent);
+}
+
+/* Take what a conn's peer sent, as far as the queue has room for more. */
+static void notif_take(struct weft__conn *conn)
+{
+    while (conn->stream[WEFT__STREAM_NOTIFY].untaken &&
+           conn->ep->notif_bytes <= conn->ep->notif_limit)
+        notif_take_first(conn);
+}
+
+static void notif_fetched(struct weft__op *op)
+{
+    struct weft__arrival *arrival = op->arrival;
+    struct weft__conn *conn = op->conn;
+    int status = fetch_status(op);
+    if (conn->state != WEFT_CONN_DOWN)
+        result(conn, WEFT__STREAM_NOTIFY, arrival->index, status);
+    else
+        arrival->conn = NULL;
+    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
+    arrival->fetching = false;
+    arrival->ready = status == 0;
+    arrival->dropped = status != 0;
+    count_received(conn, arrival->len);
+    weft__changed(conn->ep);
+}
+
+/* Fetch a large notification if the queue has room for it. */
+static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival)
+{
+    struct weft__conn *conn = arrival->conn;
+    if (!conn || ep->notif_bytes + arrival->len > ep->notif_limit) {
+        ep->notifs_stalled = true;
+        return;
+    }
+    arrival->data = malloc(arrival->len);
+    struct weft__piece piece = {.addr = arrival->data, .len = arrival->len};
+    if (arrival->data && fetch(arrival, &piece, 1, NULL, notif_fetched) == 0) {
+        ep->notif_bytes += arrival->len;
+        arrival->counted = true;
+        return;
+    }
+    arrival->dropped = true;
+    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
+    result(conn, WEFT__STREAM_NOTIFY, arrival->index, -ENOMEM);
+}
+
+static void arrived_notify(struct weft__conn *conn, struct weft__arrival *arrival)
+{
+    struct weft__endpoint *ep = conn->ep;
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
+    if (arrival->large && arrival->len > ep->notif_limit) {
+        s->waiting--;
+        result(conn, WEFT__STREAM_NOTIFY, arrival->index, WEFT_ELIMIT);
+        weft__arrival_free(arrival);
+        return;
+    }
+    notif_queue(ep, arrival);
+    if (arrival->large) {
+        notif_fetch(ep, arrival);
+        return;
+    }
+    arrival->ready = true;
+    arrival->counted = arrival->untaken = true;
+    ep->notif_bytes += arrival->len;
+    if (s->untaken)
+        s->untaken_tail->untaken_next = arrival;
+    else
+        s->untaken = arrival;
+    s->untaken_tail = arrival;
+    count_received(conn, arrival->len);
+    notif_take(conn);
+    weft__changed(ep);
+}
+
+static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
+{
+    struct weft__arrival *arrival = *at;
+    *at = arrival->next;
+    if (!arrival->next)
+        ep->notifs_tail = at;
+    if (arrival->counted)
+        ep->notif_bytes -= arrival->len;
+}
+
+/* The queue has room again. */
+static void notif_resume(struct weft__endpoint *ep)
+{
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
+        if (conn->stream[WEFT__STREAM_NOTIFY].untaken)
+            notif_take(conn);
+    ep->notifs_stalled = false;
+    for (struct weft__arrival *a = ep->notifs; a; a = a->next)
+        if (a->large && !a->fetching && !a->ready && !a->dropped)
+            notif_fetch(ep, a);
+}
+
+struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
+{
+    uint64_t scan = ++ep->notif_scan;
+    for (struct weft__arrival **at = &ep->notifs; *at;) {
+        struct weft__arrival *arrival = *at;
+        if (arrival->dropped) {
+            notif_unlink(ep, at);
+            weft__arrival_free(arrival);
+            continue;
+        }
+        /* notifications of a conn keep their order: one that is not complete holds up the rest */
+        bool behind = arrival->conn && arrival->conn->notif_scan == scan;
+        if (arrival->ready && !behind) {
+            bool was_full = ep->notif_bytes > ep->notif_limit || ep->notifs_stalled;
+            notif_unlink(ep, at);
+            if (arrival->untaken) /* then it is the first of its conn */
+                notif_take_first(arrival->conn);
+            if (was_full)
+                notif_resume(ep);
+            return arrival;
+        }
+        if (arrival->conn)
+            arrival->conn->notif_scan = scan;
+        at = &arrival->next;
+    }
+    return NULL;
+}
+
+/* --- arrivals of both streams ----------------------------------------------------------------- */
+
+static int parse_remotes(struct weft__conn *conn, struct weft__arrival *arrival,
+                         const uint8_t *body, size_t len)
+{
+    size_t n = len / sizeof(struct weft_remote);
+    uint64_t total = 0;
+    if (!n || n > WEFT__MAX_REMOTES || len % sizeof(struct weft_remote))
+        return WEFT_EPROTO;
+    arrival->remotes = malloc(len);
+    if (!arrival->remotes)
+        return -ENOMEM;
+    memcpy(arrival->remotes, body, len);
+    arrival->nremotes = n;
+    for (size_t i = 0; i < n; i++) {
+        struct weft__remote r;
+        if (weft__remote_decode(&arrival->remotes[i], &r) || r.owner != conn->peer_owner ||
+            r.len > UINT64_MAX - total)
+            return WEFT_EPROTO;
+        total += r.len;
+    }
+    return total == arrival->len && total ? 0 : WEFT_EPROTO;
+}
+
+static int keep_payload(struct weft__arrival *arrival, const uint8_t *body, size_t len)
+{
+    arrival->data = malloc(len ? len : 1);
+    if (!arrival->data)
+        return -ENOMEM;
+    memcpy(arrival->data, body, len);
+    return 0;
+}
+
+/* Everything a peer may send is counted and bounded here. */
+static int admit(struct weft__conn *conn, struct weft__stream *s,
+                 const struct weft__msg_head *head, size_t len)
+{
+    if (head->index != s->expect_index || s->waiting >= WEFT__WINDOW)
+        return WEFT_EPROTO;
+    if (head->type == WEFT__MSG_EAGER) {
+        uint64_t held = conn->stream[0].held + conn->stream[1].held;
+        if (head->len != len || held + len > conn->ep->window)
+            return WEFT_EPROTO;
+        s->held += len;
+    }
+    s->expect_index++;
+    s->waiting++;
+    return 0;
+}
+
+int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
+                        const uint8_t *body, size_t len)
+{
+    struct weft__stream *s = &conn->stream[head->stream];
+    int rc = admit(conn, s, head, len);
+    if (rc)
+        return rc;
+    bool large = head->type == WEFT__MSG_LARGE, urgent = head->flags & WEFT__MSG_URGENT;
+    struct weft__op *op = conn->recvq.head;
+    if (head->stream == WEFT__STREAM_SEND && !large && op) {
+        weft__opq_remove(&conn->recvq, op);
+        deliver(op, head->index, body, len, urgent);
+        return 0;
+    }
+    struct weft__arrival *arrival = calloc(1, sizeof *arrival);
+    if (!arrival)
+        return -ENOMEM;
+    *arrival = (struct weft__arrival){.conn = conn, .conn_handle = conn->handle,
+                                      .index = head->index, .len = head->len, .large = large,
+                                      .urgent = urgent, .stream = head->stream};
+    rc = large ? parse_remotes(conn, arrival, body, len) : keep_payload(arrival, body, len);
+    if (rc) {
+        weft__arrival_free(arrival);
+        return rc;
+    }
+    if (head->stream == WEFT__STREAM_SEND)
+        arrived_send(conn, arrival);
+    else
+        arrived_notify(conn, arrival);
+    return 0;
+}
+
+/* --- end of a conn ----------------------------------------------------------------------------- */
+
+void weft__match_down(struct weft__conn *conn)
+{
+    for (int i = 0; i < WEFT__STREAMS; i++) {
+        struct weft__stream *s = &conn->stream[i];
+        while (s->recs)
+            rec_end(conn, s, &s->recs);
+        while (s->arrivals) {
+            struct weft__arrival *arrival = s->arrivals;
+            s->arrivals = arrival->next;
+            weft__arrival_free(arrival);
+        }
+        s->arrivals_tail = &s->arrivals;
+        s->untaken = s->untaken_tail = NULL;
+    }
+    if (conn->telling)
+        untell(conn);
+    /* what is complete can still be read; fetches that are under way end with their op */
+    for (struct weft__arrival *a = conn->ep->notifs; a; a = a->next) {
+        if (a->conn != conn)
+            continue;
+        a->untaken = false;
+        if (!a->ready && !a->fetching)
+            a->dropped = true;
+        if (!a->fetching)
+            a->conn = NULL;
+    }
+}

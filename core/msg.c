@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The conn's message stream: numbered messages over any of its links, handed on in order.
+ *
+ * Links may deliver out of order and may die; a message whose link died is sent again over
+ * another one, and the receiver drops what it has seen. At most WEFT__WINDOW numbers lie between
+ * the oldest message that has not ended and the newest that was handed to a link, so the receiver
+ * keeps a bounded number of early ones.
+ *
+ * The endpoint lock is held in every function here.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void encode(struct weft__msg *msg)
+{
+    struct weft__msg_head *h = &msg->info;
+    weft__match_counts(msg->conn, h->taken);
+    struct weft__writer w = {msg->head, msg->head + sizeof msg->head, false};
+    weft__put_u8(&w, h->type);
+    weft__put_u8(&w, h->flags);
+    weft__put_u8(&w, h->stream);
+    weft__put_u8(&w, 0);
+    weft__put_u32(&w, h->index);
+    weft__put_u64(&w, h->seq);
+    weft__put_u32(&w, h->taken[0]);
+    weft__put_u32(&w, h->taken[1]);
+    weft__put_u64(&w, h->len);
+    weft__put_u64(&w, 0);
+}
+
+static int decode(struct weft__reader *r, struct weft__msg_head *h)
+{
+    h->type = weft__get_u8(r);
+    h->flags = weft__get_u8(r);
+    h->stream = weft__get_u8(r);
+    uint8_t zero = weft__get_u8(r);
+    h->index = weft__get_u32(r);
+    h->seq = weft__get_u64(r);
+    h->taken[0] = weft__get_u32(r);
+    h->taken[1] = weft__get_u32(r);
+    h->len = weft__get_u64(r);
+    uint64_t rest = weft__get_u64(r);
+    if (r->bad || zero || rest || h->type < 1 || h->type >= WEFT__MSG_TYPES ||
+        h->flags & ~WEFT__MSG_URGENT || h->stream >= WEFT__STREAMS)
+        return WEFT_EPROTO;
+    return 0;
+}
+
+/* --- sending --------------------------------------------------------------------------------- */
+
+static void push(struct weft__conn *conn, struct weft__msg *msg)
+{
+    msg->next = NULL;
+    *conn->outq_tail = msg;
+    conn->outq_tail = &msg->next;
+}
+
+static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg_head *head,
+                                 size_t body_len)
+{
+    struct weft__msg *msg = malloc(sizeof *msg + body_len);
+    if (!msg) {
+        weft__conn_down(conn, -ENOMEM, "no memory for a message of %zu bytes", body_len);
+        return NULL;
+    }
+    msg->conn = conn;
+    msg->op = NULL;
+    msg->pieces = NULL;
+    msg->npieces = 0;
+    msg->info = *head;
+    msg->info.seq = conn->next_seq++;
+    msg->body_len = (uint32_t)body_len;
+    return msg;
+}
+
+int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
+                   size_t len)
+{
+    struct weft__msg *msg = msg_new(conn, head, len);
+    if (!msg)
+        return -ENOMEM;
+    if (len)
+        memcpy(msg->body, body, len);
+    push(conn, msg);
+    weft__msg_fill(conn);
+    return 0;
+}
+
+int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
+                      struct weft__op *op, const struct weft__piece *pieces, size_t npieces)
+{
+    bool in_place = npieces <= WEFT__MSG_IOV;
+    struct weft__msg *msg = msg_new(conn, head, in_place ? 0 : head->len);
+    if (!msg)
+        return -ENOMEM;
+    if (in_place) {
+        msg->op = op;
+        msg->pieces = pieces;
+        msg->npieces = npieces;
+        op->pending++;
+    } else {
+        uint8_t *at = msg->body;
+        for (size_t i = 0; i < npieces; at += pieces[i].len, i++)
+            if (pieces[i].len)
+                memcpy(at, pieces[i].addr, pieces[i].len);
+    }
+    push(conn, msg);
+    weft__msg_fill(conn);
+    return 0;
+}
+
+/* First link with room: messages keep to one link while it has room, which keeps them in order. */
+static struct weft__link *pick(struct weft__conn *conn)
+{
+    for (int i = 0; i < conn->nlinks; i++) {
+        struct weft__link *link = conn->links[i];
+        if (link->up && link->owned < link->lane->nic->attr.tx_depth)
+            return link;
+    }
+    return NULL;
+}
+
+static void build(struct weft__wr *wr, struct weft__msg *msg)
+{
+    encode(msg);
+    uint16_t n = 0;
+    uint64_t len = sizeof msg->head + msg->body_len;
+    msg->iov[n++] = (struct weft_iov_local){msg->head, sizeof msg->head, NULL};
+    if (msg->body_len)
+        msg->iov[n++] = (struct weft_iov_local){msg->body, msg->body_len, NULL};
+    for (size_t i = 0; i < msg->npieces; i++) {
+        if (!msg->pieces[i].len)
+            continue;
+        msg->iov[n++] =
+            (struct weft_iov_local){msg->pieces[i].addr, msg->pieces[i].len, NULL};
+        len += msg->pieces[i].len;
+    }
+    wr->cmd = (struct weft_cmd){
+        .op = WEFT_OP_SEND, .niov = n, .len = len, .ctx = (uintptr_t)wr, .iov = msg->iov};
+}
+
+void weft__msg_fill(struct weft__conn *conn)
+{
+    while (conn->state == WEFT_CONN_UP && conn->outq &&
+           conn->outq->info.seq - conn->out_base < WEFT__WINDOW) {
+        struct weft__link *link = pick(conn);
+        if (!link)
+            return;
+        struct weft__wr *wr = weft__wr_new(conn->ep);
+        if (!wr) {
+            weft__conn_down(conn, -ENOMEM, "no memory for a command");
+            return;
+        }
+        struct weft__msg *msg = conn->outq;
+        conn->outq = msg->next;
+        if (!conn->outq)
+            conn->outq_tail = &conn->outq;
+        wr->kind = WEFT__WR_MSG;
+        wr->op = NULL;
+        wr->msg = msg;
+        wr->link = link;
+        wr->work.kind = WEFT__WORK_POST;
+        build(wr, msg);
+        link->owned++;
+        conn->stats.cmds_posted++;
+        weft__lane_push(link->lane, &wr->work);
+    }
+}
+
+static void mark_done(struct weft__conn *conn, uint64_t seq)
+{
+    conn->out_done[seq % WEFT__WINDOW / 64] |= (uint64_t)1 << seq % 64;
+    while (conn->out_done[conn->out_base % WEFT__WINDOW / 64] >> conn->out_base % 64 & 1) {
+        conn->out_done[conn->out_base % WEFT__WINDOW / 64] &=
+            ~((uint64_t)1 << conn->out_base % 64);
+        conn->out_base++;
+    }
+}
+
+static void msg_free(struct weft__msg *msg)
+{
+    struct weft__op *op = msg->op;
+    free(msg);
+    if (op)
+        weft__op_unpend(op);
+}
+
+void weft__msg_done(struct weft__wr *wr, const struct weft_comp *comp)
+{
+    struct weft__msg *msg = wr->msg;
+    struct weft__conn *conn = msg->conn;
+    weft__wr_free(conn->ep, wr);
+    mark_done(conn, msg->info.seq);
+    if (comp->status < 0)
+        weft__conn_down(conn, comp->status, "a message could not be sent: %s",
+                        weft_strerror(comp->status));
+    msg_free(msg);
+    if (conn->outq)
+        weft__msg_fill(conn);
+    if (conn->ep->waiters || conn->ep->leader)
+        weft__changed(conn->ep); /* who closes the conn waits for this */
+}
+
+void weft__msg_orphan(struct weft__wr *wr)
+{
+    struct weft__msg *msg = wr->msg;
+    struct weft__conn *conn = msg->conn;
+    weft__wr_free(conn->ep, wr);
+    if (conn->state == WEFT_CONN_DOWN) {
+        msg_free(msg);
+        return;
+    }
+    /* in order of number, so that the window is never stuck behind a newer one */
+    struct weft__msg **at = &conn->outq;
+    while (*at && (*at)->info.seq < msg->info.seq)
+        at = &(*at)->next;
+    msg->next = *at;
+    *at = msg;
+    if (!msg->next)
+        conn->outq_tail = &msg->next;
+    conn->stats.cmds_resent++;
+    weft__msg_fill(conn);
+}
+
+bool weft__msg_flushed(void *arg)
+{
+    struct weft__conn *conn = arg;
+    return conn->state != WEFT_CONN_UP || conn->out_base == conn->next_seq;
+}
+
+/* --- receiving ------------------------------------------------------------------------------- */
+
+static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const uint8_t *body,
+                  size_t len)
+{
+    int rc = weft__match_taken(conn, h->taken);
+    if (rc)
+        return rc;
+    switch ((enum weft__msg_type)h->type) {
+    case WEFT__MSG_EAGER:
+    case WEFT__MSG_LARGE:
+        return weft__match_arrived(conn, h, body, len);
+    case WEFT__MSG_TAKEN:
+        return len ? WEFT_EPROTO : 0;
+    case WEFT__MSG_RESULT:
+        return weft__match_result(conn, h, body, len);
+    case WEFT__MSG_ADD:
+        return weft__add_arrived(conn, body, len);
+    case WEFT__MSG_ADDED:
+        return weft__added_arrived(conn, body, len);
+    case WEFT__MSG_LINK_LOST:
+        return weft__link_lost_arrived(conn, h->index);
+    case WEFT__MSG_LINK_GONE:
+        return weft__link_gone_arrived(conn, h->index);
+    case WEFT__MSG_TYPES:
+        break;
+    }
+    return WEFT_EPROTO;
+}
+
+/* Keep a message whose turn has not come. */
+static int keep_early(struct weft__conn *conn, uint64_t seq, const void *data, size_t len)
+{
+    if (seq - conn->expect_seq >= 2 * WEFT__WINDOW)
+        return WEFT_EPROTO;
+    if (!conn->early)
+        conn->early = calloc(2 * WEFT__WINDOW, sizeof *conn->early);
+    if (!conn->early)
+        return -ENOMEM;
+    struct weft__early *slot = &conn->early[seq % (2 * WEFT__WINDOW)];
+    if (slot->data)
+        return 0; /* seen: it was sent again */
+    slot->data = malloc(len);
+    if (!slot->data)
+        return -ENOMEM;
+    memcpy(slot->data, data, len);
+    slot->len = (uint32_t)len;
+    slot->seq = seq;
+    return 0;
+}
+
+static int in_turn(struct weft__conn *conn, const struct weft__msg_head *h,
+                   const struct weft__reader *r)
+{
+    conn->expect_seq++;
+    return handle(conn, h, r->at, (size_t)(r->end - r->at));
+}
+
+static int release_early(struct weft__conn *conn)
+{
+    int rc = 0;
+    while (rc == 0 && conn->early && conn->state != WEFT_CONN_DOWN) {
+        struct weft__early *slot = &conn->early[conn->expect_seq % (2 * WEFT__WINDOW)];
+        if (!slot->data)
+            break;
+        uint8_t *data = slot->data;
+        slot->data = NULL;
+        struct weft__reader r = {data, data + slot->len, false};
+        struct weft__msg_head h;
+        decode(&r, &h); /* was checked when it was kept */
+        rc = in_turn(conn, &h, &r);
+        free(data);
+    }
+    return rc;
+}
+
+void weft__msg_arrived(struct weft__link *link, const void *data, uint64_t len)
+{
+    struct weft__conn *conn = link->conn;
+    if (conn->state == WEFT_CONN_DOWN)
+        return;
+    struct weft__reader r = {data, (const uint8_t *)data + len, false};
+    struct weft__msg_head h;
+    int rc = decode(&r, &h);
+    if (rc == 0 && h.seq == conn->expect_seq) {
+        rc = in_turn(conn, &h, &r);
+        if (rc == 0)
+            rc = release_early(conn);
+    } else if (rc == 0 && h.seq > conn->expect_seq) {
+        rc = keep_early(conn, h.seq, data, len);
+    } /* else: sent again, and seen */
+    if (rc)
+        weft__conn_down(conn, rc, "a message of the peer: %s", weft_strerror(rc));
+}
+
+void weft__msg_free_all(struct weft__conn *conn)
+{
+    while (conn->outq) {
+        struct weft__msg *msg = conn->outq;
+        conn->outq = msg->next;
+        msg_free(msg);
+    }
+    conn->outq_tail = &conn->outq;
+    for (size_t i = 0; conn->early && i < 2 * WEFT__WINDOW; i++)
+        free(conn->early[i].data);
+    free(conn->early);
+    conn->early = NULL;
+}

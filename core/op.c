@@ -1,0 +1,825 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Operations: from weft_post to the status the caller reads.
+ *
+ * An op is in at most one queue (op->where) and counts in op->pending what it waits for: cmds in
+ * flight, messages the peer has not taken, deregistrations. It is done when it is in no queue and
+ * nothing is pending. Memory of ops is never unmapped, so a stale handle can be looked up safely.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- memory of ops --------------------------------------------------------------------------- */
+
+#define CHUNK 64
+#define CHUNKS 65536 /* four million ops a process */
+
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct weft__op *) chunks[CHUNKS];
+static uint32_t nchunks;
+static struct weft__op *pool; /* free, of no endpoint */
+
+static struct weft__op *slot_at(uint32_t slot)
+{
+    if (slot / CHUNK >= CHUNKS)
+        return NULL;
+    /* pairs with the release in pool_grow */
+    struct weft__op *chunk = atomic_load_explicit(&chunks[slot / CHUNK], memory_order_acquire);
+    return chunk ? &chunk[slot % CHUNK] : NULL;
+}
+
+static int pool_grow(void)
+{
+    if (nchunks == CHUNKS)
+        return weft_fail(WEFT_ELIMIT, "more than %d operations in one process", CHUNK * CHUNKS);
+    struct weft__op *chunk = calloc(CHUNK, sizeof *chunk);
+    if (!chunk)
+        return weft_fail(-ENOMEM, "no memory for operations");
+    for (uint32_t i = 0; i < CHUNK; i++) {
+        chunk[i].slot = nchunks * CHUNK + i;
+        chunk[i].next = pool;
+        pool = &chunk[i];
+    }
+    atomic_store_explicit(&chunks[nchunks++], chunk, memory_order_release);
+    return 0;
+}
+
+/* Give the endpoint a chunk's worth of free ops. */
+static void refill(struct weft__endpoint *ep)
+{
+    pthread_mutex_lock(&pool_lock);
+    if (pool || pool_grow() == 0) {
+        for (int i = 0; i < CHUNK && pool; i++) {
+            struct weft__op *op = pool;
+            pool = op->next;
+            op->next = ep->free_ops;
+            ep->free_ops = op;
+        }
+    }
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Ops that ended and were never asked for, too. */
+void weft__op_pool_free(struct weft__endpoint *ep)
+{
+    for (uint32_t slot = 0; slot_at(slot); slot++) {
+        struct weft__op *op = slot_at(slot);
+        if (op->handle && op->ep_handle == ep->handle)
+            weft__op_free(op);
+    }
+    pthread_mutex_lock(&pool_lock);
+    while (ep->free_ops) {
+        struct weft__op *op = ep->free_ops;
+        ep->free_ops = op->next;
+        op->next = pool;
+        pool = op;
+    }
+    pthread_mutex_unlock(&pool_lock);
+}
+
+/* Everything but what identifies the slot. */
+static void reset(struct weft__op *op)
+{
+    op->done = false;
+    op->conn = NULL;
+    op->prev = op->next = op->qprev = op->qnext = NULL;
+    op->where = WEFT__AT_NONE;
+    op->detached = op->canceled = op->finishing = op->large = op->urgent = op->more = false;
+    op->visited = op->has_notify = false;
+    op->status = 0;
+    op->text[0] = 0;
+    op->pending = 0;
+    op->total = op->bytes = 0;
+    op->pieces = NULL;
+    op->npieces = op->next_piece = op->notify_len = op->nregs = 0;
+    op->next_offset = 0;
+    op->notify = op->bounce = NULL;
+    op->result = NULL;
+    op->regs = NULL;
+    op->rec = NULL;
+    op->on_end = NULL;
+    op->arrival = NULL;
+    op->parent = NULL;
+}
+
+struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
+{
+    struct weft__endpoint *ep = conn->ep;
+    if (!ep->free_ops)
+        refill(ep);
+    struct weft__op *op = ep->free_ops;
+    if (!op)
+        return NULL;
+    ep->free_ops = op->next;
+    reset(op);
+    op->ep = ep;
+    op->ep_handle = ep->handle;
+    op->conn = conn;
+    op->kind = kind;
+    op->handle = weft__handle_make(WEFT__OP, op->slot, ++op->generation);
+    op->next = conn->ops;
+    if (conn->ops)
+        conn->ops->prev = op;
+    conn->ops = op;
+    conn->nops++;
+    return op;
+}
+
+static void leave_conn(struct weft__op *op)
+{
+    struct weft__conn *conn = op->conn;
+    if (!conn)
+        return;
+    if (op->prev)
+        op->prev->next = op->next;
+    else
+        conn->ops = op->next;
+    if (op->next)
+        op->next->prev = op->prev;
+    op->prev = op->next = NULL;
+    conn->nops--;
+    op->conn = NULL;
+}
+
+static void release_regs(struct weft__op *op)
+{
+    if (op->kind == WEFT__OP_FETCH)
+        return; /* its parent holds them */
+    for (size_t i = 0; i < op->npieces; i++)
+        if (op->pieces[i].reg)
+            op->pieces[i].reg->users--;
+}
+
+static void free_parts(struct weft__op *op)
+{
+    if (op->pieces != &op->one)
+        free(op->pieces);
+    op->pieces = NULL;
+    op->npieces = 0;
+    free(op->notify);
+    free(op->bounce);
+    free(op->regs);
+    op->notify = op->bounce = NULL;
+    op->regs = NULL;
+}
+
+void weft__op_free(struct weft__op *op)
+{
+    struct weft__endpoint *ep = op->ep;
+    leave_conn(op);
+    free_parts(op);
+    atomic_store(&op->handle, 0);
+    op->next = ep->free_ops;
+    ep->free_ops = op;
+}
+
+void weft__opq_push(struct weft__opq *q, struct weft__op *op, enum weft__op_where where)
+{
+    op->where = where;
+    op->qnext = NULL;
+    op->qprev = q->tail;
+    if (q->tail)
+        q->tail->qnext = op;
+    else
+        q->head = op;
+    q->tail = op;
+}
+
+void weft__opq_remove(struct weft__opq *q, struct weft__op *op)
+{
+    if (op->qprev)
+        op->qprev->qnext = op->qnext;
+    else
+        q->head = op->qnext;
+    if (op->qnext)
+        op->qnext->qprev = op->qprev;
+    else
+        q->tail = op->qprev;
+    op->qprev = op->qnext = NULL;
+    op->where = WEFT__AT_NONE;
+}
+
+/* --- how an op ends --------------------------------------------------------------------------- */
+
+void weft__op_fail(struct weft__op *op, int status, const char *text)
+{
+    if (op->status || op->done)
+        return;
+    op->status = status;
+    snprintf(op->text, sizeof op->text, "%s", text ? text : weft_strerror(status));
+}
+
+void weft__op_shut_regs(struct weft__op *op)
+{
+    for (size_t i = 0; i < op->nregs; i++) {
+        op->regs[i]->op = op;
+        op->pending++;
+        weft__reg_shut(op->regs[i]);
+    }
+    op->nregs = 0;
+}
+
+static void finish(struct weft__op *op)
+{
+    struct weft__conn *conn = op->conn;
+    struct weft__endpoint *ep = op->ep;
+    if (op->on_end)
+        op->on_end(op);
+    if (op->kind == WEFT__OP_FETCH) {
+        weft__op_free(op);
+        return;
+    }
+    if (op->status)
+        conn->stats.ops_failed++;
+    else
+        conn->stats.ops_done++;
+    release_regs(op);
+    free_parts(op);
+    leave_conn(op);
+    /* pairs with the acquire in weft_op_poll: the data and the status are there */
+    atomic_store_explicit(&op->done, true, memory_order_release);
+    if (op->detached)
+        weft__op_free(op);
+    weft__changed(ep);
+}
+
+void weft__op_settle(struct weft__op *op)
+{
+    if (op->pending || op->where != WEFT__AT_NONE || op->done)
+        return;
+    bool data = op->kind != WEFT__OP_SEND && op->kind != WEFT__OP_NOTIFY;
+    if (data && op->has_notify && !op->finishing && !op->status) {
+        op->finishing = true; /* the data is in place: now the notification */
+        weft__match_send(op);
+        return;
+    }
+    if (op->nregs) {
+        weft__op_shut_regs(op);
+        return;
+    }
+    finish(op);
+}
+
+void weft__op_unpend(struct weft__op *op)
+{
+    op->pending--;
+    weft__op_settle(op);
+}
+
+static void leave_queue(struct weft__op *op)
+{
+    if (op->where == WEFT__AT_TODO)
+        weft__opq_remove(&op->conn->todo, op);
+    else
+        weft__match_cancel(op);
+}
+
+void weft__op_abort(struct weft__op *op, int status, const char *text)
+{
+    weft__op_fail(op, status, text);
+    leave_queue(op);
+    weft__op_settle(op);
+}
+
+/* --- weft_post -------------------------------------------------------------------------------- */
+
+static int refuse(const char *what)
+{
+    return weft_fail(-EINVAL, "weft_post: %s", what);
+}
+
+static int check_lists(const struct weft_xfer *x)
+{
+    bool one_sided = x->op == WEFT_XFER_WRITE || x->op == WEFT_XFER_READ;
+    if (x->nlocal && !x->local)
+        return refuse("local is NULL");
+    if (x->nremote && !x->remote)
+        return refuse("remote is NULL");
+    if (one_sided && x->nlocal != x->nremote)
+        return weft_fail(-EINVAL, "weft_post: %zu local and %zu remote pieces", x->nlocal,
+                         x->nremote);
+    if (!one_sided && x->op != WEFT_XFER_ADD && x->nremote)
+        return refuse("this operation has no remote pieces");
+    if (x->op == WEFT_XFER_ADD && (x->nremote != 1 || x->nlocal))
+        return refuse("an ADD has one remote piece and no local one");
+    if (x->op == WEFT_XFER_NOTIFY && (x->nlocal || !x->notify))
+        return refuse("a NOTIFY has a notification and nothing else");
+    if ((x->op == WEFT_XFER_SEND || x->op == WEFT_XFER_RECV) && x->notify)
+        return refuse("a SEND or RECV carries no notification");
+    if (!x->notify && x->notify_len)
+        return refuse("notify is NULL");
+    if (x->nlocal > UINT32_MAX)
+        return refuse("too many pieces");
+    return 0;
+}
+
+static int check_xfer(const struct weft_xfer *x)
+{
+    if (x->op < WEFT_XFER_WRITE || x->op > WEFT_XFER_ADD)
+        return weft_fail(-EINVAL, "weft_post: there is no operation %d", (int)x->op);
+    if (x->flags & ~WEFT_XFER_MORE)
+        return weft_fail(-EINVAL, "weft_post: unknown flags 0x%x", x->flags);
+    uint64_t total = 0;
+    int rc = check_lists(x);
+    for (size_t i = 0; rc == 0 && i < x->nlocal; i++) {
+        if (x->local[i].len && !x->local[i].addr)
+            rc = weft_fail(-EINVAL, "weft_post: local[%zu].addr is NULL", i);
+        if (x->local[i].len > INT64_MAX - total)
+            rc = weft_fail(-EINVAL, "weft_post: the pieces add up to more than 2^63 bytes");
+        else
+            total += x->local[i].len;
+    }
+    return rc;
+}
+
+/* The remote half of piece i. */
+static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
+                       const struct weft_xfer *x, size_t i)
+{
+    struct weft__remote r;
+    int rc = weft__remote_decode(&x->remote[i], &r);
+    if (rc)
+        return rc;
+    uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
+    uint64_t len = x->op == WEFT_XFER_ADD ? 8 : piece->len;
+    uint32_t needs = x->op == WEFT_XFER_WRITE  ? WEFT_WRITE
+                     : x->op == WEFT_XFER_READ ? WEFT_READ
+                                               : WEFT_ATOMIC;
+    if (offset > r.len || len > r.len - offset)
+        return weft_fail(WEFT_EBOUNDS, "remote[%zu] has %llu bytes; %llu at %llu do not fit", i,
+                         (unsigned long long)r.len, (unsigned long long)len,
+                         (unsigned long long)offset);
+    if (!(r.access & needs))
+        return weft_fail(WEFT_EACCESS, "remote[%zu] was not registered for this operation", i);
+    if (x->op == WEFT_XFER_ADD && (r.addr + offset) % 8)
+        return weft_fail(-EINVAL, "remote[%zu]: an ADD needs an address aligned to 8", i);
+    if (conn->peer_owner && r.owner != conn->peer_owner)
+        return weft_fail(WEFT_EKEY, "remote[%zu] belongs to another endpoint than the peer", i);
+    piece->raddr = r.addr + offset;
+    piece->rkey = r.key;
+    memcpy(piece->rkeys, r.keys, sizeof piece->rkeys);
+    return 0;
+}
+
+static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
+                      size_t i)
+{
+    struct weft__piece *piece = &op->pieces[i];
+    memset(piece, 0, sizeof *piece);
+    if (i < x->nlocal) {
+        piece->addr = x->local[i].addr;
+        piece->len = x->local[i].len;
+        op->total += piece->len;
+        if (x->local[i].mem) {
+            int rc = weft__mem_reg_of(conn->ep, x->local[i].mem, piece->addr, piece->len,
+                                      &piece->reg);
+            if (rc)
+                return rc;
+        }
+    }
+    return x->nremote ? fill_remote(piece, conn, x, i) : 0;
+}
+
+/* Endpoint lock held. */
+static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
+{
+    size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
+    op->pieces = &op->one;
+    if (n > 1)
+        op->pieces = malloc(n * sizeof *op->pieces);
+    if (!op->pieces)
+        return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
+    for (size_t i = 0; i < n; i++) {
+        int rc = fill_piece(op, conn, x, i);
+        if (rc)
+            return rc;
+    }
+    op->npieces = n;
+    for (size_t i = 0; i < n; i++)
+        if (op->pieces[i].reg)
+            op->pieces[i].reg->users++;
+    if (x->op == WEFT_XFER_ADD)
+        op->total = op->pieces[0].len = 8;
+    op->value = x->value;
+    op->result = x->result;
+    op->more = x->flags & WEFT_XFER_MORE;
+    return 0;
+}
+
+/* What is prepared before the endpoint lock is taken: copies and temporary registrations. */
+struct parts {
+    void *notify, *bounce;
+    struct weft__piece message;
+    struct weft__reg **regs;
+    size_t nregs;
+    bool large;
+};
+
+static void parts_undo(struct weft__endpoint *ep, struct parts *p)
+{
+    for (size_t i = 0; i < p->nregs; i++)
+        weft__reg_discard(ep, p->regs[i]);
+    free(p->regs);
+    free(p->notify);
+    free(p->bounce);
+}
+
+static int add_reg(struct weft__endpoint *ep, struct parts *p, void *addr, uint64_t len)
+{
+    int rc = weft__reg_open(ep, addr, len, WEFT_READ, &p->regs[p->nregs]);
+    if (rc == 0)
+        p->nregs++;
+    return rc;
+}
+
+/* A large message of many pieces is copied into one. */
+static int make_bounce(struct parts *p, const struct weft_xfer *x, uint64_t total)
+{
+    p->bounce = malloc(total);
+    if (!p->bounce)
+        return weft_fail(-ENOMEM, "no memory to gather %llu bytes", (unsigned long long)total);
+    uint8_t *at = p->bounce;
+    for (size_t i = 0; i < x->nlocal; at += x->local[i].len, i++)
+        if (x->local[i].len)
+            memcpy(at, x->local[i].addr, x->local[i].len);
+    p->message = (struct weft__piece){.addr = p->bounce, .len = total};
+    return 0;
+}
+
+static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    uint64_t total = 0;
+    size_t pieces = 0;
+    for (size_t i = 0; i < x->nlocal; i++) {
+        total += x->local[i].len;
+        pieces += x->local[i].len != 0;
+    }
+    p->large = total > ep->eager;
+    if (!p->large)
+        return 0;
+    bool gather = pieces > WEFT__MAX_REMOTES;
+    p->regs = calloc(gather ? 1 : pieces, sizeof *p->regs);
+    if (!p->regs)
+        return weft_fail(-ENOMEM, "no memory for %zu registrations", pieces);
+    if (gather) {
+        int rc = make_bounce(p, x, total);
+        return rc ? rc : add_reg(ep, p, p->bounce, total);
+    }
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < x->nlocal; i++)
+        if (x->local[i].len)
+            rc = add_reg(ep, p, x->local[i].addr, x->local[i].len);
+    return rc;
+}
+
+static int prepare_notify(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    p->notify = malloc(x->notify_len ? x->notify_len : 1);
+    if (!p->notify)
+        return weft_fail(-ENOMEM, "no memory for a notification of %zu bytes", x->notify_len);
+    memcpy(p->notify, x->notify, x->notify_len);
+    p->message = (struct weft__piece){.addr = p->notify, .len = x->notify_len};
+    p->large = x->notify_len > ep->eager;
+    if (!p->large)
+        return 0;
+    p->regs = calloc(1, sizeof *p->regs);
+    if (!p->regs)
+        return weft_fail(-ENOMEM, "no memory for a registration");
+    return add_reg(ep, p, p->notify, x->notify_len);
+}
+
+static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    memset(p, 0, sizeof *p);
+    int rc = 0;
+    if (x->op == WEFT_XFER_SEND)
+        rc = prepare_send(ep, x, p);
+    else if (x->notify)
+        rc = prepare_notify(ep, x, p);
+    if (rc)
+        parts_undo(ep, p);
+    return rc;
+}
+
+static void adopt(struct weft__op *op, const struct parts *p, const struct weft_xfer *x)
+{
+    op->notify = p->notify;
+    op->notify_len = x->notify_len;
+    op->has_notify = p->notify != NULL;
+    op->bounce = p->bounce;
+    op->message = p->message;
+    op->regs = p->regs;
+    op->nregs = p->nregs;
+    op->large = p->large;
+}
+
+static void start(struct weft__conn *conn, struct weft__op *op)
+{
+    conn->stats.ops_posted++;
+    if (op->kind == WEFT__OP_RECV) {
+        weft__match_recv(op);
+    } else if (op->kind == WEFT__OP_SEND || op->kind == WEFT__OP_NOTIFY) {
+        weft__match_send(op);
+    } else {
+        weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
+        weft__stripe_fill(conn);
+    }
+}
+
+/* Endpoint lock held. */
+static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
+                 bool urgent, weft_op_t *out)
+{
+    if (conn->state == WEFT_CONN_DOWN)
+        return weft_fail(conn->status, "conn is down: %s", conn->why);
+    struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
+    if (!op)
+        return weft_fail(-ENOMEM, "no memory for an operation");
+    int rc = fill(op, conn, x);
+    if (rc) {
+        weft__op_free(op);
+        return rc;
+    }
+    adopt(op, p, x);
+    op->urgent = urgent;
+    op->detached = !out;
+    if (out)
+        *out = op->handle;
+    start(conn, op);
+    return 0;
+}
+
+static int post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, weft_op_t *out)
+{
+    struct weft_xfer x = {0};
+    if (!xfer)
+        return refuse("xfer is NULL");
+    int rc = weft__opts_copy(&x, sizeof x, xfer, "weft_xfer");
+    if (rc == 0)
+        rc = check_xfer(&x);
+    if (rc)
+        return rc;
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    struct weft__endpoint *ep = conn->ep;
+    struct parts parts;
+    rc = prepare(ep, &x, &parts);
+    if (rc == 0) {
+        pthread_mutex_lock(&ep->lock);
+        rc = begin(conn, &x, &parts, urgent, out);
+        pthread_mutex_unlock(&ep->lock);
+        if (rc)
+            parts_undo(ep, &parts);
+        weft__kick_all(ep);
+    }
+    weft__handle_put(handle);
+    return rc;
+}
+
+int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op)
+{
+    return post(conn, xfer, false, op);
+}
+
+/* --- waiting ---------------------------------------------------------------------------------- */
+
+/* The op and its endpoint, which is kept alive until weft__handle_put(*ep_handle). */
+static struct weft__op *find(weft_op_t handle, struct weft__endpoint **ep,
+                             weft_endpoint_t *ep_handle)
+{
+    struct weft__op *op = weft__handle_is(handle, WEFT__OP)
+                              ? slot_at(weft__handle_slot(handle))
+                              : NULL;
+    if (op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle) {
+        *ep_handle = atomic_load_explicit(&op->ep_handle, memory_order_relaxed);
+        *ep = weft__handle_get(*ep_handle, WEFT__ENDPOINT);
+        if (*ep)
+            return op;
+    }
+    weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an operation that has not been read",
+              (unsigned long long)handle);
+    return NULL;
+}
+
+static void copy_status(const struct weft__op *op, struct weft_op_status *status)
+{
+    if (!status)
+        return;
+    status->status = op->status;
+    status->bytes = op->bytes;
+    memcpy(status->text, op->text, sizeof status->text);
+}
+
+/* If the op is done: its status, and the handle is gone. 1 done, 0 not yet, or WEFT_EHANDLE. */
+static int retire(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle,
+                  struct weft_op_status *status, int *result)
+{
+    pthread_mutex_lock(&ep->lock);
+    int rc = 1;
+    if (op->handle != handle) {
+        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
+    } else if (!op->done) {
+        rc = 0;
+    } else {
+        *result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
+        copy_status(op, status);
+        weft__op_free(op);
+    }
+    pthread_mutex_unlock(&ep->lock);
+    return rc;
+}
+
+int weft_op_poll(weft_op_t handle, struct weft_op_status *status)
+{
+    struct weft__endpoint *ep;
+    weft_endpoint_t ep_handle;
+    struct weft__op *op = find(handle, &ep, &ep_handle);
+    if (!op)
+        return WEFT_EHANDLE;
+    /* pairs with the release in finish */
+    if (!atomic_load_explicit(&op->done, memory_order_acquire))
+        weft__progress(ep);
+    int rc = 0, result = 0;
+    if (atomic_load_explicit(&op->done, memory_order_acquire))
+        rc = retire(ep, op, handle, status, &result);
+    weft__handle_put(ep_handle);
+    return rc == 1 ? (result ? result : 1) : rc;
+}
+
+struct op_wait {
+    struct weft__op *op;
+    weft_op_t handle;
+};
+
+static bool op_ready(void *arg)
+{
+    struct op_wait *w = arg;
+    return w->op->handle != w->handle || w->op->done;
+}
+
+int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status)
+{
+    struct weft__endpoint *ep;
+    weft_endpoint_t ep_handle;
+    struct weft__op *op = find(handle, &ep, &ep_handle);
+    if (!op)
+        return WEFT_EHANDLE;
+    struct op_wait w = {op, handle};
+    weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
+    int result = 0, rc = retire(ep, op, handle, status, &result);
+    weft__tell(ep); /* this thread may not be back soon */
+    weft__handle_put(ep_handle);
+    if (rc == 0) {
+        if (status)
+            *status = (struct weft_op_status){.status = WEFT_EAGAIN};
+        return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
+    }
+    return rc < 0 ? rc : result;
+}
+
+/* Endpoint lock held. */
+static void cancel(struct weft__op *op)
+{
+    struct weft__conn *conn = op->conn;
+    if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ)
+        return; /* its message is on the way: too late */
+    op->canceled = true;
+    weft__op_fail(op, WEFT_ECANCELED, "canceled");
+    /* one hold, so that the op does not end below us */
+    op->pending++;
+    weft__stripe_drop(conn, op, WEFT_ECANCELED, NULL);
+    leave_queue(op);
+    weft__op_unpend(op);
+}
+
+int weft_op_cancel(weft_op_t handle)
+{
+    struct weft__endpoint *ep;
+    weft_endpoint_t ep_handle;
+    struct weft__op *op = find(handle, &ep, &ep_handle);
+    if (!op)
+        return WEFT_EHANDLE;
+    int rc = 0;
+    pthread_mutex_lock(&ep->lock);
+    if (op->handle != handle)
+        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
+    else if (!op->done)
+        cancel(op);
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep);
+    weft__handle_put(ep_handle);
+    return rc;
+}
+
+/* --- blocking forms --------------------------------------------------------------------------- */
+
+/* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */
+static int recover(weft_conn_t handle, weft_op_t op, struct weft_op_status *status)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    weft_op_cancel(op);
+    int grace = conn ? (int)(conn->ep->grace_ns / 1000000u) : 0;
+    int rc = weft_op_wait(op, grace, status);
+    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
+        if (conn) {
+            pthread_mutex_lock(&conn->ep->lock);
+            weft__conn_down(conn, WEFT_ETIMEOUT, "a blocking call had to take its memory back");
+            pthread_mutex_unlock(&conn->ep->lock);
+            weft__kick_all(conn->ep);
+        }
+        rc = weft_op_wait(op, WEFT_FOREVER, status);
+    }
+    if (conn)
+        weft__handle_put(handle);
+    return rc;
+}
+
+int64_t weft_transfer(weft_conn_t conn, const struct weft_xfer *xfer, int timeout_ms,
+                      struct weft_op_status *status)
+{
+    struct weft_op_status own;
+    if (!status)
+        status = &own;
+    memset(status, 0, sizeof *status);
+    weft_op_t op;
+    int rc = post(conn, xfer, true, &op);
+    if (rc) {
+        status->status = rc;
+        snprintf(status->text, sizeof status->text, "%s", weft_last_error());
+        return rc;
+    }
+    rc = weft_op_wait(op, timeout_ms, status);
+    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
+        rc = recover(conn, op, status);
+        if (rc == WEFT_ECANCELED || rc == WEFT_ETIMEOUT)
+            rc = weft_fail(status->status = WEFT_ETIMEOUT, "not done after %d ms, and canceled",
+                           timeout_ms);
+    }
+    return rc < 0 ? rc : (int64_t)status->bytes;
+}
+
+static int64_t transfer_one(weft_conn_t conn, enum weft_xfer_op op, void *addr, size_t len,
+                            const struct weft_remote *remote, uint64_t offset, int timeout_ms)
+{
+    struct weft_local local = {.addr = addr, .len = len};
+    bool one_sided = op == WEFT_XFER_WRITE || op == WEFT_XFER_READ;
+    if (one_sided && !remote)
+        return refuse("remote is NULL");
+    return weft_transfer(conn,
+                         WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1,
+                                   .remote = one_sided ? remote : NULL,
+                                   .nremote = one_sided ? 1 : 0,
+                                   .remote_offset = one_sided ? &offset : NULL),
+                         timeout_ms, NULL);
+}
+
+int64_t weft_write(weft_conn_t conn, const void *addr, size_t len,
+                   const struct weft_remote *remote, uint64_t offset, int timeout_ms)
+{
+    return transfer_one(conn, WEFT_XFER_WRITE, (void *)(uintptr_t)addr, len, remote, offset,
+                        timeout_ms);
+}
+
+int64_t weft_read(weft_conn_t conn, void *addr, size_t len, const struct weft_remote *remote,
+                  uint64_t offset, int timeout_ms)
+{
+    return transfer_one(conn, WEFT_XFER_READ, addr, len, remote, offset, timeout_ms);
+}
+
+int64_t weft_send(weft_conn_t conn, const void *addr, size_t len, int timeout_ms)
+{
+    return transfer_one(conn, WEFT_XFER_SEND, (void *)(uintptr_t)addr, len, NULL, 0, timeout_ms);
+}
+
+int64_t weft_recv(weft_conn_t conn, void *addr, size_t len, int timeout_ms)
+{
+    return transfer_one(conn, WEFT_XFER_RECV, addr, len, NULL, 0, timeout_ms);
+}
+
+int weft_add(weft_conn_t conn, const struct weft_remote *remote, uint64_t offset, uint64_t value,
+             uint64_t *result, int timeout_ms)
+{
+    if (!remote)
+        return refuse("remote is NULL");
+    int64_t rc = weft_transfer(conn,
+                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_ADD, .remote = remote,
+                                         .nremote = 1, .remote_offset = &offset, .value = value,
+                                         .result = result),
+                               timeout_ms, NULL);
+    return rc < 0 ? (int)rc : 0;
+}
+
+int weft_notify(weft_conn_t conn, const void *data, size_t len, int timeout_ms)
+{
+    int64_t rc = weft_transfer(conn,
+                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY,
+                                         .notify = data || len ? data : "", .notify_len = len),
+                               timeout_ms, NULL);
+    return rc < 0 ? (int)rc : 0;
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who makes progress, and how idle threads sleep.
+ *
+ * Any thread that waits also drives: it polls every lane for WEFT_SPIN microseconds without
+ * result before it sleeps. With progress threads it then sleeps on the endpoint's condition, and
+ * they sleep on the nics' descriptors. Without, one of the waiting callers (the leader) sleeps on
+ * the descriptors and the others on the condition, which the leader signals when it wakes.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BOOT_EVERY 64           /* busy calls of progress per look at the listener */
+#define BOOT_IDLE_NS 20000u     /* idle time between looks: they are a system call each */
+#define BLIND_NS 1000000u       /* sleep when a nic has no descriptor */
+#define LONGEST_SLEEP_NS 1000000000u
+
+uint64_t weft__deadline(int timeout_ms)
+{
+    return timeout_ms < 0 ? UINT64_MAX : weft_now() + (uint64_t)timeout_ms * 1000000u;
+}
+
+static void relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+void weft__wake(struct weft__endpoint *ep)
+{
+    uint64_t one = 1;
+    if (write(ep->wake_fd, &one, sizeof one) < 0) {
+        /* EAGAIN: the counter is full, so the descriptor is readable already */
+    }
+}
+
+void weft__changed(struct weft__endpoint *ep)
+{
+    atomic_fetch_add_explicit(&ep->events, 1, memory_order_relaxed);
+    if (ep->waiters)
+        pthread_cond_broadcast(&ep->changed);
+    if (ep->leader)
+        weft__wake(ep);
+}
+
+void weft__kick_all(struct weft__endpoint *ep)
+{
+    for (int i = 0; i < ep->nlanes; i++)
+        if (atomic_load(&ep->lanes[i]->queue))
+            weft__lane_kick(ep->lanes[i]);
+}
+
+static int drive_boot(struct weft__endpoint *ep)
+{
+    int n = weft__boot_progress(ep);
+    if (n)
+        weft__kick_all(ep);
+    return n;
+}
+
+static bool boot_due(struct weft__endpoint *ep, int happened)
+{
+    if (atomic_load_explicit(&ep->booting, memory_order_relaxed))
+        return true;
+    if (happened)
+        return atomic_fetch_add_explicit(&ep->beat, 1, memory_order_relaxed) % BOOT_EVERY == 0;
+    uint64_t now = weft_now();
+    if (now - atomic_load_explicit(&ep->boot_looked, memory_order_relaxed) < BOOT_IDLE_NS)
+        return false;
+    atomic_store_explicit(&ep->boot_looked, now, memory_order_relaxed);
+    return true;
+}
+
+/* Lanes first..nlanes in steps, and the listener if it is due. */
+static int drive(struct weft__endpoint *ep, int first, int step)
+{
+    int n = 0;
+    for (int i = first; i < ep->nlanes; i += step)
+        n += weft__lane_progress(ep->lanes[i]);
+    if (first == 0 && boot_due(ep, n))
+        n += drive_boot(ep);
+    if (n)
+        atomic_fetch_add_explicit(&ep->events, 1, memory_order_relaxed);
+    return n;
+}
+
+void weft__tell(struct weft__endpoint *ep)
+{
+    if (!atomic_load_explicit(&ep->tells, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&ep->lock);
+    weft__match_tell_all(ep);
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep);
+}
+
+int weft__progress(struct weft__endpoint *ep)
+{
+    int n = drive(ep, 0, 1);
+    if (n == 0)
+        weft__tell(ep);
+    return n;
+}
+
+static void disarm(struct weft__endpoint *ep, int first, int step, int upto)
+{
+    for (int i = first; i < upto; i += step)
+        weft__lane_disarm(ep->lanes[i]);
+}
+
+/* Sleep on the descriptors of some lanes, the listener's and the wake-up's. `deadline` bounds it. */
+static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t deadline)
+{
+    struct pollfd fds[WEFT__MAX_LANES + 2];
+    nfds_t n = 0;
+    uint64_t limit = LONGEST_SLEEP_NS;
+    int i;
+    for (i = first; i < ep->nlanes; i += step) {
+        int fd = weft__lane_arm(ep->lanes[i]);
+        if (fd == WEFT_EAGAIN) {
+            disarm(ep, first, step, i);
+            return;
+        }
+        if (fd < 0)
+            limit = BLIND_NS;
+        else
+            fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    fds[n++] = (struct pollfd){.fd = ep->wake_fd, .events = POLLIN};
+    if (first == 0)
+        fds[n++] = (struct pollfd){.fd = ep->boot_epoll, .events = POLLIN};
+    uint64_t now = weft_now(), boot = weft__boot_deadline(ep);
+    if (boot < deadline)
+        deadline = boot;
+    if (deadline < now + limit)
+        limit = deadline > now ? deadline - now : 0;
+    struct timespec ts = {.tv_sec = (time_t)(limit / 1000000000u),
+                          .tv_nsec = (long)(limit % 1000000000u)};
+    ppoll(fds, n, &ts, NULL);
+    disarm(ep, first, step, i);
+    if (first == 0 && fds[n - 1].revents)
+        drive_boot(ep);
+}
+
+static void drain_wake(struct weft__endpoint *ep)
+{
+    uint64_t count;
+    if (read(ep->wake_fd, &count, sizeof count) < 0) {
+        /* EAGAIN: someone else took it */
+    }
+}
+
+static void cond_sleep(struct weft__endpoint *ep, uint64_t deadline)
+{
+    uint64_t now = weft_now(), latest = now + LONGEST_SLEEP_NS;
+    if (deadline < latest)
+        latest = deadline;
+    struct timespec ts = {.tv_sec = (time_t)(latest / 1000000000u),
+                          .tv_nsec = (long)(latest % 1000000000u)};
+    ep->waiters++;
+    pthread_cond_timedwait(&ep->changed, &ep->lock, &ts);
+    ep->waiters--;
+}
+
+/* Sleep until something happens. Returns whether ready. */
+static bool sleep_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg,
+                        uint64_t deadline)
+{
+    pthread_mutex_lock(&ep->lock);
+    bool done = ready(arg);
+    if (done || weft_now() >= deadline) {
+        pthread_mutex_unlock(&ep->lock);
+        return done;
+    }
+    if (ep->nthreads || ep->leader) {
+        cond_sleep(ep, deadline);
+    } else {
+        ep->leader = true;
+        pthread_mutex_unlock(&ep->lock);
+        sleep_on(ep, 0, 1, deadline);
+        drain_wake(ep);
+        pthread_mutex_lock(&ep->lock);
+        ep->leader = false;
+        if (ep->waiters) /* one of them may have to lead now */
+            pthread_cond_broadcast(&ep->changed);
+    }
+    done = ready(arg);
+    pthread_mutex_unlock(&ep->lock);
+    return done;
+}
+
+static bool check(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg)
+{
+    pthread_mutex_lock(&ep->lock);
+    bool done = ready(arg);
+    pthread_mutex_unlock(&ep->lock);
+    return done;
+}
+
+bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline)
+{
+    if (check(ep, ready, arg))
+        return true;
+    uint64_t idle_since = 0;
+    for (;;) {
+        if (weft__progress(ep)) {
+            if (check(ep, ready, arg))
+                return true;
+            idle_since = 0;
+            if (deadline != UINT64_MAX && weft_now() >= deadline)
+                return false;
+            continue;
+        }
+        uint64_t now = weft_now();
+        if (!idle_since)
+            idle_since = now;
+        if (now >= deadline)
+            return check(ep, ready, arg);
+        if (now - idle_since < ep->spin_ns) {
+            relax();
+            if (ep->nthreads && check(ep, ready, arg))
+                return true;
+            continue;
+        }
+        if (sleep_until(ep, ready, arg, deadline))
+            return true;
+        idle_since = 0;
+        if (deadline != UINT64_MAX && weft_now() >= deadline)
+            return check(ep, ready, arg);
+    }
+}
+
+/* --- progress threads ----------------------------------------------------------------------- */
+
+struct thread_arg {
+    struct weft__endpoint *ep;
+    int index;
+};
+
+static void *thread_main(void *arg)
+{
+    struct weft__endpoint *ep = ((struct thread_arg *)arg)->ep;
+    int first = ((struct thread_arg *)arg)->index, step = ep->nthreads;
+    free(arg);
+    uint64_t idle_since = 0;
+    while (!atomic_load(&ep->stop)) {
+        if (drive(ep, first, step)) {
+            idle_since = 0;
+            continue;
+        }
+        if (first == 0)
+            weft__tell(ep);
+        uint64_t now = weft_now();
+        if (!idle_since)
+            idle_since = now;
+        if (now - idle_since < ep->spin_ns) {
+            relax();
+            continue;
+        }
+        sleep_on(ep, first, step, UINT64_MAX);
+        if (first == 0)
+            drain_wake(ep);
+        idle_since = 0;
+    }
+    return NULL;
+}
+
+int weft__threads_start(struct weft__endpoint *ep, int n)
+{
+    if (n > ep->nlanes)
+        n = ep->nlanes > 0 ? ep->nlanes : 1;
+    ep->nthreads = n;
+    for (int i = 0; i < n; i++) {
+        struct thread_arg *arg = malloc(sizeof *arg);
+        int rc = arg ? 0 : ENOMEM;
+        if (arg) {
+            *arg = (struct thread_arg){ep, i};
+            rc = pthread_create(&ep->threads[i], NULL, thread_main, arg);
+        }
+        if (rc) {
+            free(arg);
+            ep->nthreads = i;
+            weft__threads_stop(ep);
+            return weft_fail(-rc, "cannot start progress thread %d", i);
+        }
+    }
+    return 0;
+}
+
+void weft__threads_stop(struct weft__endpoint *ep)
+{
+    atomic_store(&ep->stop, true);
+    for (int i = 0; i < ep->nthreads; i++) {
+        weft__wake(ep);
+        pthread_join(ep->threads[i], NULL);
+    }
+}

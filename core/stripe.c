@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Data operations over the links of a conn.
+ *
+ * Ops with pieces left wait in conn->todo; links that have room pull from its head, so a faster
+ * link carries more. A transfer that several links share is cut into chunks; one link gets it
+ * whole, the transport knows best how to interleave it with small operations.
+ *
+ * When a link dies, what it had not completed may still be landing: its cmds go to another link
+ * only after the peer has said that its end is closed too (LINK_LOST, LINK_GONE). Writes and
+ * reads can then be repeated; an addition cannot, so it ends with an error that says so.
+ *
+ * The endpoint lock is held in every function here.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MSG_RESERVE 8 /* cmds of a link's depth that data leaves to messages */
+
+struct weft__wr *weft__wr_new(struct weft__endpoint *ep)
+{
+    struct weft__wr *wr = ep->free_wrs;
+    if (wr)
+        ep->free_wrs = (struct weft__wr *)wr->work.next;
+    else
+        wr = malloc(sizeof *wr);
+    return wr;
+}
+
+void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
+{
+    wr->work.next = (struct weft__work *)ep->free_wrs;
+    ep->free_wrs = wr;
+}
+
+static bool has_room(const struct weft__link *link)
+{
+    uint32_t depth = link->lane->nic->attr.tx_depth;
+    uint32_t reserve = depth > 2 * MSG_RESERVE ? MSG_RESERVE : 0;
+    return link->up && link->owned < depth - reserve;
+}
+
+/* Next link with room, in turn. */
+static struct weft__link *pick(struct weft__conn *conn)
+{
+    for (int i = 0; i < conn->nlinks; i++) {
+        int at = conn->next_link + i;
+        if (at >= conn->nlinks)
+            at -= conn->nlinks;
+        if (has_room(conn->links[at])) {
+            conn->next_link = at + 1 < conn->nlinks ? at + 1 : 0;
+            return conn->links[at];
+        }
+    }
+    return NULL;
+}
+
+static uint64_t key_for(const struct weft__link *link, const struct weft__piece *piece)
+{
+    if (link->lane->nic->attr.chosen_keys)
+        return piece->rkey;
+    return link->peer_lane < 8 ? piece->rkeys[link->peer_lane] : 0;
+}
+
+/* Point a wr at a link: what depends on the nic is filled in here, also when it is sent again. */
+static void assign(struct weft__wr *wr, struct weft__link *link)
+{
+    const struct weft__piece *piece = &wr->op->pieces[wr->piece];
+    wr->link = link;
+    wr->work.kind = WEFT__WORK_POST;
+    wr->cmd.remote_key = key_for(link, piece);
+    wr->cmd.one.mem = piece->reg ? piece->reg->on[link->lane->index].handle.mem : NULL;
+    link->owned++;
+    link->conn->stats.cmds_posted++;
+    weft__lane_push(link->lane, &wr->work);
+}
+
+static bool exhausted(const struct weft__op *op)
+{
+    return op->next_piece == op->npieces;
+}
+
+static void skip_empty(struct weft__op *op)
+{
+    while (!exhausted(op) && op->next_offset == op->pieces[op->next_piece].len) {
+        op->next_piece++;
+        op->next_offset = 0;
+    }
+}
+
+static uint64_t cut(const struct weft__link *link, uint64_t left)
+{
+    struct weft__conn *conn = link->conn;
+    uint64_t most = link->lane->nic->attr.max_msg;
+    if (weft__conn_links_up(conn) > 1 && conn->ep->chunk < most)
+        most = conn->ep->chunk;
+    return left < most ? left : most;
+}
+
+/* The next part of an op as a wr. NULL: no memory. */
+static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
+{
+    struct weft__wr *wr = weft__wr_new(op->ep);
+    if (!wr)
+        return NULL;
+    const struct weft__piece *piece = &op->pieces[op->next_piece];
+    uint64_t n = op->kind == WEFT__OP_ADD ? 8 : cut(link, piece->len - op->next_offset);
+    wr->kind = WEFT__WR_DATA;
+    wr->op = op;
+    wr->msg = NULL;
+    wr->piece = op->next_piece;
+    wr->cmd = (struct weft_cmd){
+        .op = op->kind == WEFT__OP_WRITE ? WEFT_OP_WRITE
+              : op->kind == WEFT__OP_ADD ? WEFT_OP_ADD64
+                                         : WEFT_OP_READ,
+        .flags = op->more ? WEFT_CMD_MORE : 0,
+        .remote_addr = piece->raddr + op->next_offset,
+        .value = op->value,
+        .len = n,
+        .ctx = (uintptr_t)wr,
+        .one = {.addr = piece->addr + op->next_offset, .len = n},
+    };
+    op->next_offset += n;
+    op->pending++;
+    skip_empty(op);
+    return wr;
+}
+
+/* ADD on a nic without ADD64: a message, executed by the peer's progress. */
+static int add_by_message(struct weft__op *op)
+{
+    uint8_t body[32];
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u64(&w, op->handle);
+    weft__put_u64(&w, op->pieces[0].raddr);
+    weft__put_u64(&w, op->pieces[0].rkey);
+    weft__put_u64(&w, op->value);
+    struct weft__msg_head head = {.type = WEFT__MSG_ADD};
+    op->next_piece = op->npieces;
+    op->pending++;
+    op->qnext = op->conn->adds;
+    op->conn->adds = op;
+    return weft__msg_post(op->conn, &head, body, sizeof body);
+}
+
+static void resend(struct weft__conn *conn)
+{
+    while (conn->resend) {
+        struct weft__link *link = pick(conn);
+        if (!link)
+            return;
+        struct weft__wr *wr = conn->resend;
+        conn->resend = (struct weft__wr *)wr->work.next;
+        wr->cmd.flags = 0;
+        conn->stats.cmds_resent++;
+        assign(wr, link);
+    }
+}
+
+void weft__stripe_fill(struct weft__conn *conn)
+{
+    if (conn->state != WEFT_CONN_UP)
+        return;
+    resend(conn);
+    while (conn->todo.head) {
+        struct weft__op *op = conn->todo.head;
+        skip_empty(op);
+        struct weft__link *link = exhausted(op) ? NULL : pick(conn);
+        if (!link && !exhausted(op))
+            return;
+        if (link && op->kind == WEFT__OP_ADD &&
+            !(link->lane->nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64))) {
+            if (add_by_message(op))
+                return; /* the conn is down, and the op with it */
+        } else if (link) {
+            struct weft__wr *wr = next_wr(op, link);
+            if (wr)
+                assign(wr, link);
+            else
+                weft__op_fail(op, -ENOMEM, "no memory for a command");
+        }
+        if (exhausted(op) || op->status) {
+            weft__opq_remove(&conn->todo, op);
+            weft__op_settle(op);
+        }
+    }
+}
+
+static void stop(struct weft__op *op)
+{
+    if (op->where == WEFT__AT_TODO)
+        weft__opq_remove(&op->conn->todo, op);
+}
+
+void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
+{
+    struct weft__op *op = wr->op;
+    struct weft__conn *conn = op->conn;
+    if (comp->status < 0) {
+        char text[sizeof op->text];
+        snprintf(text, sizeof text, "%s of %llu bytes over %s: %s", weft_op_name(wr->cmd.op),
+                 (unsigned long long)wr->cmd.len, conn->transport, weft_strerror(comp->status));
+        weft__op_fail(op, comp->status, text);
+        stop(op);
+    } else {
+        op->bytes += wr->cmd.len;
+        if (op->kind == WEFT__OP_WRITE)
+            conn->stats.bytes_written += wr->cmd.len;
+        else if (op->kind == WEFT__OP_READ)
+            conn->stats.bytes_read += wr->cmd.len;
+        else if (op->kind == WEFT__OP_ADD && op->result)
+            *op->result = comp->value;
+    }
+    weft__wr_free(op->ep, wr);
+    weft__op_unpend(op);
+    if (conn->todo.head || conn->resend)
+        weft__stripe_fill(conn);
+}
+
+static void end_orphan(struct weft__wr *wr, int status, const char *text)
+{
+    struct weft__op *op = wr->op;
+    weft__op_fail(op, status, text);
+    stop(op);
+    weft__wr_free(op->ep, wr);
+    weft__op_unpend(op);
+}
+
+void weft__stripe_orphan(struct weft__wr *wr)
+{
+    struct weft__conn *conn = wr->op->conn;
+    if (conn->state == WEFT_CONN_DOWN) {
+        end_orphan(wr, conn->status, conn->why);
+    } else if (wr->op->kind == WEFT__OP_ADD) {
+        end_orphan(wr, WEFT_ELINK, "the link died: whether the addition took place is not known");
+    } else if (wr->op->status) {
+        end_orphan(wr, wr->op->status, NULL);
+    } else {
+        struct weft__wr **list = &conn->orphans[wr->link->index];
+        wr->work.next = (struct weft__work *)*list;
+        *list = wr;
+    }
+}
+
+void weft__stripe_release(struct weft__conn *conn, int i)
+{
+    while (conn->orphans[i]) {
+        struct weft__wr *wr = conn->orphans[i];
+        conn->orphans[i] = (struct weft__wr *)wr->work.next;
+        wr->work.next = (struct weft__work *)conn->resend;
+        conn->resend = wr;
+    }
+    weft__stripe_fill(conn);
+}
+
+/* End the wrs of a list that belong to op, or all if op is NULL. */
+static void drop_list(struct weft__wr **list, const struct weft__op *op, int status,
+                      const char *text)
+{
+    struct weft__wr *keep = NULL;
+    while (*list) {
+        struct weft__wr *wr = *list;
+        *list = (struct weft__wr *)wr->work.next;
+        if (!op || wr->op == op) {
+            end_orphan(wr, status, text);
+        } else {
+            wr->work.next = (struct weft__work *)keep;
+            keep = wr;
+        }
+    }
+    *list = keep;
+}
+
+void weft__stripe_drop(struct weft__conn *conn, const struct weft__op *op, int status,
+                       const char *text)
+{
+    drop_list(&conn->resend, op, status, text);
+    for (int i = 0; i < conn->nlinks; i++)
+        drop_list(&conn->orphans[i], op, status, text);
+}
+
+/* --- the peer's side of an addition by message ----------------------------------------------- */
+
+static int do_add(struct weft__endpoint *ep, uint64_t addr, uint64_t key, uint64_t value,
+                  uint64_t *old)
+{
+    struct weft__reg *reg = weft__reg_find(ep, key);
+    if (!reg)
+        return WEFT_EKEY;
+    uint64_t base = (uintptr_t)reg->addr;
+    if (addr < base || addr - base > reg->len || reg->len - (addr - base) < 8 || addr % 8)
+        return WEFT_EBOUNDS;
+    if (!(reg->access & WEFT_ATOMIC))
+        return WEFT_EACCESS;
+    *old = __atomic_fetch_add((uint64_t *)(uintptr_t)addr, value, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
+int weft__add_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    uint64_t id = weft__get_u64(&r), addr = weft__get_u64(&r), key = weft__get_u64(&r);
+    uint64_t value = weft__get_u64(&r), old = 0;
+    if (r.bad || r.at != r.end)
+        return WEFT_EPROTO;
+    int status = do_add(conn->ep, addr, key, value, &old);
+    uint8_t answer[20];
+    struct weft__writer w = {answer, answer + sizeof answer, false};
+    weft__put_u64(&w, id);
+    weft__put_u32(&w, (uint32_t)status);
+    weft__put_u64(&w, old);
+    struct weft__msg_head head = {.type = WEFT__MSG_ADDED};
+    return weft__msg_post(conn, &head, answer, sizeof answer);
+}
+
+int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    uint64_t id = weft__get_u64(&r);
+    int32_t status = (int32_t)weft__get_u32(&r);
+    uint64_t old = weft__get_u64(&r);
+    if (r.bad || r.at != r.end || status > 0)
+        return WEFT_EPROTO;
+    for (struct weft__op **at = &conn->adds; *at; at = &(*at)->qnext) {
+        struct weft__op *op = *at;
+        if (op->handle != id)
+            continue;
+        *at = op->qnext;
+        if (status)
+            weft__op_fail(op, status, weft_strerror(status));
+        else if (op->result)
+            *op->result = old;
+        op->bytes = status ? 0 : 8;
+        weft__op_unpend(op);
+        return 0;
+    }
+    return WEFT_EPROTO;
+}
