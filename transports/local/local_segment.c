@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The shared memory of a link, and the gates in it.
+ *
+ * The active end makes the segment, sealed so that no one can shrink it under the other's feet,
+ * and passes its descriptor over the socket. Segments of a process are in one list: the second
+ * end, if it is in the same process, finds the first one's mapping there and uses it.
+ */
+#include "local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fits its page");
+
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+#define GATE_BUSY 1u
+#define GATE_SHUT 2u
+/* A step takes 100 us or so; who is inside for longer is stopped or means harm. */
+#define GATE_TIMEOUT_NS 1000000000u
+
+static pthread_mutex_t segments_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct local_segment *segments;
+
+static uint64_t segment_bytes(uint64_t ring_size)
+{
+    return LOCAL_SEGMENT_HEAD + 2 * ring_size;
+}
+
+static int map(int fd, const struct stat *st, uint64_t ring_size, struct local_segment **out)
+{
+    struct local_segment *segment = malloc(sizeof *segment);
+    if (!segment)
+        return weft_fail(-ENOMEM, "local: no memory for a segment");
+    void *base = mmap(NULL, segment_bytes(ring_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        int rc = weft_fail(-errno, "local: cannot map a segment of %" PRIu64 " bytes: %m",
+                           segment_bytes(ring_size));
+        free(segment);
+        return rc;
+    }
+    /* a child would keep the memory of dead links */
+    madvise(base, segment_bytes(ring_size), MADV_DONTFORK);
+    *segment = (struct local_segment){
+        .refs = 1, .dev = st->st_dev, .ino = st->st_ino, .ring_size = ring_size, .base = base};
+    *out = segment;
+    return 0;
+}
+
+/* Find the mapping of this file, or make it. */
+static int get(int fd, uint64_t ring_size, struct local_segment **out)
+{
+    struct stat st;
+    if (fstat(fd, &st))
+        return weft_fail(-errno, "local: cannot look at a segment: %m");
+    if ((uint64_t)st.st_size != segment_bytes(ring_size))
+        return weft_fail(WEFT_EPROTO, "local: a segment has %" PRId64 " bytes, not %" PRIu64,
+                         (int64_t)st.st_size, segment_bytes(ring_size));
+    int rc = 0;
+    pthread_mutex_lock(&segments_lock);
+    struct local_segment *segment = segments;
+    while (segment && (segment->ino != st.st_ino || segment->dev != st.st_dev))
+        segment = segment->next;
+    if (segment) {
+        segment->refs++;
+    } else {
+        rc = map(fd, &st, ring_size, &segment);
+        if (!rc) {
+            segment->next = segments;
+            segments = segment;
+        }
+    }
+    pthread_mutex_unlock(&segments_lock);
+    if (!rc)
+        *out = segment;
+    return rc;
+}
+
+int local_segment_create(uint64_t ring_size, struct local_segment **segment, int *out)
+{
+    int fd = memfd_create("weft-local", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return weft_fail(-errno, "local: cannot make shared memory: %m");
+    int rc = 0;
+    if (ftruncate(fd, (off_t)segment_bytes(ring_size)) || fcntl(fd, F_ADD_SEALS, SEALS))
+        rc = weft_fail(-errno, "local: cannot make %" PRIu64 " bytes of shared memory: %m",
+                       segment_bytes(ring_size));
+    if (!rc)
+        rc = get(fd, ring_size, segment);
+    if (rc)
+        close(fd);
+    else
+        *out = fd;
+    return rc;
+}
+
+int local_segment_open(int fd, uint64_t ring_size, struct local_segment **segment)
+{
+    struct statfs fs;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (ring_size < LOCAL_RING_MIN || ring_size > LOCAL_RING_MAX || ring_size & (ring_size - 1))
+        return weft_fail(WEFT_EPROTO, "local: peer's ring has %" PRIu64 " bytes", ring_size);
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return weft_fail(WEFT_EPROTO, "local: peer's shared memory is not sealed");
+    /* huge pages could be missing when touched, which is a signal */
+    if (fstatfs(fd, &fs) || fs.f_type != TMPFS_MAGIC)
+        return weft_fail(WEFT_EPROTO, "local: peer's shared memory is not of pages");
+    return get(fd, ring_size, segment);
+}
+
+void local_segment_put(struct local_segment *segment)
+{
+    pthread_mutex_lock(&segments_lock);
+    if (--segment->refs == 0) {
+        struct local_segment **at = &segments;
+        while (*at != segment)
+            at = &(*at)->next;
+        *at = segment->next;
+        munmap(segment->base, segment_bytes(segment->ring_size));
+        free(segment);
+    }
+    pthread_mutex_unlock(&segments_lock);
+}
+
+void local_segment_attach(struct local_segment *segment, struct local_link *link)
+{
+    struct local_segment_head *head = (struct local_segment_head *)segment->base;
+    uint64_t size = segment->ring_size;
+    int mine = link->role == WEFT_ROLE_ACTIVE ? 0 : 1, peer = 1 - mine;
+    uint8_t *rings = segment->base + LOCAL_SEGMENT_HEAD;
+    local_ring_tx_init(&link->tx, &head->ring[mine], rings + (uint64_t)mine * size, size);
+    local_ring_rx_init(&link->rx, &head->ring[peer], rings + (uint64_t)peer * size, size);
+    link->gate_mine = &head->gate[mine];
+    link->gate_peer = &head->gate[peer];
+    link->segment = segment;
+}
+
+bool local_gate_enter(struct local_gate *gate)
+{
+    uint32_t open = 0;
+    /* acquire: what comes after is not done before; pairs with local_gate_shut */
+    return atomic_compare_exchange_strong_explicit(&gate->word, &open, GATE_BUSY,
+                                                   memory_order_acquire, memory_order_relaxed);
+}
+
+void local_gate_leave(struct local_gate *gate)
+{
+    /* release: the copy is over; pairs with the load in local_gate_shut */
+    atomic_fetch_and_explicit(&gate->word, ~GATE_BUSY, memory_order_release);
+}
+
+bool local_gate_shut(struct local_gate *gate, int peer_fd)
+{
+    atomic_fetch_or_explicit(&gate->word, GATE_SHUT, memory_order_acq_rel);
+    uint64_t deadline = weft_now() + GATE_TIMEOUT_NS;
+    while (atomic_load_explicit(&gate->word, memory_order_acquire) & GATE_BUSY) {
+        /* a process that was killed inside has left the kernel when its socket is closed */
+        if (local_peer_gone(peer_fd))
+            return true;
+        if (weft_now() > deadline)
+            return false;
+        sched_yield();
+    }
+    return true;
+}
