@@ -9,7 +9,7 @@
 #   weft_add_contract_test(FILE [SOURCES file...] [LABELS ...] [TIMEOUT ...])
 #       tests/contract/FILE.c, once for each built transport and GPU backend: contract.FILE.tcp.host
 #       and, under the fault decorator with reordering, contract.FILE.tcp.host.fault. The program
-#       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU and WEFT_TEST_FAULT.
+#       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU, WEFT_TEST_FAULT and WEFT_TEST_NO_SKIP.
 #
 #   weft_add_gpu_test(FILE)
 #       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
@@ -44,7 +44,9 @@ function(weft__test_entry name target)
         set(arg_TIMEOUT ${WEFT_TEST_TIMEOUT})
     endif()
     add_test(NAME ${name} COMMAND ${target})
-    if(NOT name MATCHES "^contract\\..*\\.(local|tcp)\\.host")
+    if(name MATCHES "^contract\\..*\\.(local|tcp)\\.host")
+        list(APPEND arg_ENVIRONMENT WEFT_TEST_NO_SKIP=1)
+    else()
         set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
     endif()
     set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT}
@@ -69,15 +71,18 @@ function(weft_add_contract_test file)
     weft__test_program(contract_${file} SOURCES contract/${file}.c ${arg_SOURCES})
     get_property(transports GLOBAL PROPERTY WEFT_TRANSPORT_TESTED)
     get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
+    get_property(built GLOBAL PROPERTY WEFT_TRANSPORT_BUILT)
     foreach(transport IN LISTS transports)
         foreach(gpu IN LISTS gpus)
             set(name contract.${file}.${transport}.${gpu})
             set(pair WEFT_TEST_TRANSPORT=${transport} WEFT_TEST_GPU=${gpu})
             weft__test_entry(${name} contract_${file} TIMEOUT ${arg_TIMEOUT}
                              LABELS contract ${arg_LABELS} ENVIRONMENT ${pair})
-            weft__test_entry(${name}.fault contract_${file} TIMEOUT ${arg_TIMEOUT}
-                             LABELS contract fault ${arg_LABELS}
-                             ENVIRONMENT ${pair} WEFT_TEST_FAULT=${WEFT_TEST_FAULT})
+            if(fault IN_LIST built)
+                weft__test_entry(${name}.fault contract_${file} TIMEOUT ${arg_TIMEOUT}
+                                 LABELS contract fault ${arg_LABELS}
+                                 ENVIRONMENT ${pair} WEFT_TEST_FAULT=${WEFT_TEST_FAULT})
+            endif()
         endforeach()
     endforeach()
 endfunction()
