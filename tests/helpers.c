@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "helpers.h"
+
+#include <dirent.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define PAGE 4096
+#define GUARD_SEED 0x67756172ull
+
+/* --- failing ------------------------------------------------------------------------------- */
+
+static pid_t main_thread;
+static bool failed;
+
+__attribute__((constructor)) static void remember_main_thread(void)
+{
+    main_thread = getpid();
+}
+
+void test_fail(const char *file, int line, const char *fmt, ...)
+{
+    char text[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (syscall(SYS_gettid) == main_thread) {
+        failed = true;
+        print_error("%s\n", text);
+        _fail(file, line);
+    }
+    fprintf(stderr, "%s:%d: in %s: %s\n", file, line,
+            getpid() == main_thread ? "a thread" : "the peer process", text);
+    _exit(1);
+}
+
+void test_begin(void)
+{
+    failed = false;
+}
+
+bool test_failed(void)
+{
+    return failed;
+}
+
+void test_need(bool there, const char *what)
+{
+    const char *no_skip = getenv("WEFT_TEST_NO_SKIP");
+    if (there)
+        return;
+    CHECK(!no_skip || strcmp(no_skip, "1"), "nothing may be skipped, but there is no %s", what);
+    print_message("skipped: no %s\n", what);
+    skip();
+}
+
+/* --- the run ------------------------------------------------------------------------------- */
+
+const char *test_transport(void)
+{
+    const char *name = getenv("WEFT_TEST_TRANSPORT");
+    return name && *name ? name : "local";
+}
+
+const char *test_fault(void)
+{
+    const char *spec = getenv("WEFT_TEST_FAULT");
+    return spec ? spec : "";
+}
+
+bool test_faulty(void)
+{
+    return strstr(test_fault(), "reorder") || strstr(test_fault(), "delay");
+}
+
+/* --- time ---------------------------------------------------------------------------------- */
+
+uint64_t test_deadline(void)
+{
+    return weft_now() + TEST_DEADLINE_MS * 1000000ull;
+}
+
+void test_sleep_ms(int ms)
+{
+    poll(NULL, 0, ms);
+}
+
+/* --- bytes --------------------------------------------------------------------------------- */
+
+/* Finaliser of splitmix64: every bit of the input reaches every byte of the output. */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+    return x ^ (x >> 31);
+}
+
+uint64_t test_random(uint64_t *state)
+{
+    return mix(*state += 0x9e3779b97f4a7c15ull);
+}
+
+static unsigned char byte_of(uint64_t seed, uint64_t i)
+{
+    return (unsigned char)(mix(seed * 0x9e3779b97f4a7c15ull + i / 8) >> i % 8 * 8);
+}
+
+void test_fill(void *at, size_t len, uint64_t seed, uint64_t offset)
+{
+    unsigned char *p = at;
+    for (; len && offset % 8; len--)
+        *p++ = byte_of(seed, offset++);
+    for (; len >= 8; len -= 8, p += 8, offset += 8) {
+        uint64_t word = mix(seed * 0x9e3779b97f4a7c15ull + offset / 8);
+        memcpy(p, &word, 8);
+    }
+    for (; len; len--)
+        *p++ = byte_of(seed, offset++);
+}
+
+int64_t test_differs(const void *at, size_t len, uint64_t seed, uint64_t offset)
+{
+    const unsigned char *p = at;
+    unsigned char want[PAGE];
+    for (size_t done = 0; done < len; done += sizeof want) {
+        size_t n = len - done < sizeof want ? len - done : sizeof want;
+        test_fill(want, n, seed, offset + done);
+        if (!memcmp(p + done, want, n))
+            continue;
+        for (size_t i = 0;; i++)
+            if (p[done + i] != want[i])
+                return (int64_t)(done + i);
+    }
+    return -1;
+}
+
+void test_mem_open(struct test_mem *mem, size_t len, size_t misalign)
+{
+    size_t total = (TEST_GUARD * 2 + misalign + len + 2 * PAGE) / PAGE * PAGE;
+    mem->base = aligned_alloc(PAGE, total);
+    CHECK(mem->base, "no memory for a buffer of %zu bytes", len);
+    mem->at = mem->base + TEST_GUARD + misalign;
+    mem->len = len;
+    test_fill(mem->at - TEST_GUARD, TEST_GUARD, GUARD_SEED, 0);
+    memset(mem->at, 0, len);
+    test_fill(mem->at + len, TEST_GUARD, GUARD_SEED + 1, 0);
+}
+
+void test_mem_check_guards(const struct test_mem *mem)
+{
+    int64_t at = test_differs(mem->at - TEST_GUARD, TEST_GUARD, GUARD_SEED, 0);
+    CHECK(at < 0, "byte %" PRId64 " before a buffer was overwritten", TEST_GUARD - at);
+    at = test_differs(mem->at + mem->len, TEST_GUARD, GUARD_SEED + 1, 0);
+    CHECK(at < 0, "byte %" PRId64 " after a buffer of %zu was overwritten", at, mem->len);
+}
+
+void test_mem_close(struct test_mem *mem)
+{
+    test_mem_check_guards(mem);
+    free(mem->base);
+    mem->base = NULL;
+}
+
+/* --- processes ----------------------------------------------------------------------------- */
+
+pid_t test_fork(test_child_fn *fn, void *arg, int *fd)
+{
+    int ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "socketpair: %m");
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork: %m");
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a child never outlives a test that crashed */
+        close(ends[0]);
+        fn(ends[1], arg);
+        _exit(0);
+    }
+    close(ends[1]);
+    *fd = ends[0];
+    return pid;
+}
+
+void test_join(pid_t pid, int signal)
+{
+    int status = 0;
+    pid_t got = 0;
+    TEST_UNTIL((got = waitpid(pid, &status, WNOHANG)), test_sleep_ms(1), "a child to end");
+    CHECK(got == pid, "waitpid: %m");
+    if (WIFSIGNALED(status))
+        CHECK(WTERMSIG(status) == signal, "a child was killed by signal %d", WTERMSIG(status));
+    else
+        CHECK(WEXITSTATUS(status) == 0, "a child exited with %d", WEXITSTATUS(status));
+}
+
+bool test_recv(int fd, void *data, size_t len)
+{
+    for (char *at = data; len;) {
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        CHECK(poll(&p, 1, TEST_DEADLINE_MS) == 1, "deadline: waited for the other process");
+        ssize_t n = recv(fd, at, len, 0);
+        if (n <= 0)
+            return false;
+        at += n;
+        len -= (size_t)n;
+    }
+    return true;
+}
+
+void test_send(int fd, const void *data, size_t len)
+{
+    for (const char *at = data; len;) {
+        ssize_t n = send(fd, at, len, MSG_NOSIGNAL);
+        CHECK(n > 0, "the other process is gone: %m");
+        at += n;
+        len -= (size_t)n;
+    }
+}
+
+int test_count_fds(void)
+{
+    DIR *d = opendir("/proc/self/fd");
+    CHECK(d, "/proc/self/fd: %m");
+    int n = 0;
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
+}

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What every test stands on: cmocka with all its headers, failing from anywhere (a test, a
+ * thread, a child process), deadlines, byte patterns, memory with guards, settings of the run.
+ *
+ * The run is chosen by the environment: WEFT_TEST_TRANSPORT (default local), WEFT_TEST_GPU
+ * (default host), WEFT_TEST_FAULT (a spec for the fault decorator, default none), and
+ * WEFT_TEST_NO_SKIP (1: what would be skipped fails).
+ */
+#ifndef WEFT_TEST_HELPERS_H
+#define WEFT_TEST_HELPERS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "weft.h"
+#include "weft/transport.h"
+
+#define ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
+
+/* A wait that would hang fails after this. Far above what the slowest run (under a sanitizer, two
+ * tests at once on one core) needs. */
+#define TEST_DEADLINE_MS 20000
+
+/* --- failing ------------------------------------------------------------------------------- */
+
+/* In a test's own thread: the test fails. In a thread of its own or a child process: says so, and
+ * ends the process with status 1. */
+_Noreturn void test_fail(const char *file, int line, const char *fmt, ...) WEFT_PRINTF(3, 4);
+#define FAIL(...) test_fail(__FILE__, __LINE__, __VA_ARGS__)
+#define CHECK(cond, ...)                                                                          \
+    do {                                                                                          \
+        if (!(cond))                                                                              \
+            FAIL(__VA_ARGS__);                                                                    \
+    } while (0)
+
+/* The value of a call that must not fail. */
+#define WEFT_OK(call)                                                                             \
+    ({                                                                                            \
+        __auto_type rc_ = (call);                                                                 \
+        CHECK(rc_ >= 0, "%s: %s: %s", #call, weft_err_name((int)rc_), weft_last_error());         \
+        rc_;                                                                                      \
+    })
+/* A call that must fail with this code, and say why. */
+#define WEFT_FAILS(code, call)                                                                    \
+    do {                                                                                          \
+        int64_t rc_ = (call);                                                                     \
+        CHECK(rc_ == (code), "%s gave %" PRId64 " (%s), not %s", #call, rc_,                      \
+              rc_ < 0 ? weft_err_name((int)rc_) : "success", weft_err_name(code));                \
+        CHECK(*weft_last_error(), "%s failed without a sentence", #call);                         \
+    } while (0)
+
+/* A test begins; has it failed since? Then its teardown must not wait for anything. */
+void test_begin(void);
+bool test_failed(void);
+
+/* The run lacks something that the test needs: skip it, or fail where nothing may be skipped. */
+void test_need(bool there, const char *what);
+
+/* --- the run ------------------------------------------------------------------------------- */
+
+const char *test_transport(void);
+const char *test_fault(void);
+/* True while the decorator shuffles completions: then nothing is ordered. */
+bool test_faulty(void);
+
+/* --- time ---------------------------------------------------------------------------------- */
+
+uint64_t test_deadline(void);
+void test_sleep_ms(int ms);
+/* Do `step` until cond holds. */
+#define TEST_UNTIL(cond, step, ...)                                                               \
+    do {                                                                                          \
+        uint64_t until_ = test_deadline();                                                        \
+        while (!(cond)) {                                                                         \
+            CHECK(weft_now() < until_, "deadline: waited for " __VA_ARGS__);                      \
+            step;                                                                                 \
+        }                                                                                         \
+    } while (0)
+
+/* --- bytes --------------------------------------------------------------------------------- */
+
+/* Byte i of a pattern depends on seed and i alone. Bytes [offset, offset+len) of it: */
+void test_fill(void *at, size_t len, uint64_t seed, uint64_t offset);
+/* Where the memory first differs from it, or -1. */
+int64_t test_differs(const void *at, size_t len, uint64_t seed, uint64_t offset);
+/* Pseudo-random numbers that are the same in each run. */
+uint64_t test_random(uint64_t *state);
+
+/* Memory with guard bytes on both sides, `misalign` bytes off a page. Starts as zeros. */
+#define TEST_GUARD 512
+struct test_mem {
+    unsigned char *base, *at;
+    size_t len;
+};
+void test_mem_open(struct test_mem *mem, size_t len, size_t misalign);
+void test_mem_check_guards(const struct test_mem *mem);
+void test_mem_close(struct test_mem *mem);
+
+/* --- processes ----------------------------------------------------------------------------- */
+
+/* Fork a child that runs fn(socket, arg) and exits with 0; *fd is the other end of its socket. */
+typedef void test_child_fn(int fd, void *arg);
+pid_t test_fork(test_child_fn *fn, void *arg, int *fd);
+/* Wait for a child: it must exit with 0, or have been killed by `signal`. */
+void test_join(pid_t pid, int signal);
+/* All of len bytes, or fail. False: the other end is closed. */
+bool test_recv(int fd, void *data, size_t len);
+void test_send(int fd, const void *data, size_t len);
+int test_count_fds(void);
+
+#endif
