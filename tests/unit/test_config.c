@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/config.c: values, sources, ranges; options structs of other versions. */
+#include "helpers.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+static struct weft_config_item item(const char *name)
+{
+    struct weft_config_item it;
+    for (int i = 0; weft_config_get(i, &it) == 0; i++)
+        if (!strcmp(it.name, name))
+            return it;
+    fail_msg("no setting %s", name);
+    return it;
+}
+
+static void a_value_has_a_source(void **state)
+{
+    (void)state;
+    unsetenv("WEFT_SPIN");
+    assert_int_equal(item("WEFT_SPIN").source, WEFT_FROM_DEFAULT);
+    setenv("WEFT_SPIN", "7", 1);
+    assert_int_equal(item("WEFT_SPIN").source, WEFT_FROM_ENVIRONMENT);
+    assert_int_equal(weft_config_int("WEFT_SPIN"), 7);
+    assert_int_equal(weft_config_set("WEFT_SPIN", "9"), 0);
+    assert_int_equal(item("WEFT_SPIN").source, WEFT_FROM_CALLER);
+    assert_int_equal(weft_config_int("WEFT_SPIN"), 9);
+    assert_string_equal(item("WEFT_SPIN").value, "9");
+    assert_int_equal(weft_config_set("WEFT_SPIN", NULL), 0);
+    assert_int_equal(weft_config_int("WEFT_SPIN"), 7);
+    unsetenv("WEFT_SPIN");
+}
+
+static void sizes_have_units(void **state)
+{
+    (void)state;
+    const struct {
+        const char *text;
+        int64_t value;
+    } good[] = {{"65536", 65536}, {"64K", 65536}, {"1M", 1 << 20}, {"0x10000", 65536}};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(good); i++) {
+        assert_int_equal(weft_config_set("WEFT_CHUNK", good[i].text), 0);
+        assert_int_equal(weft_config_int("WEFT_CHUNK"), good[i].value);
+    }
+    const char *bad[] = {"", "x", "64k", "64KB", "-1", "1", "99999999999999999999", "8E", "1 M"};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(bad); i++) {
+        assert_int_equal(weft_config_set("WEFT_CHUNK", bad[i]), -EINVAL);
+        assert_non_null(strstr(weft_last_error(), "WEFT_CHUNK"));
+        assert_int_equal(weft_config_int("WEFT_CHUNK"), 65536);
+    }
+    weft_config_set("WEFT_CHUNK", NULL);
+}
+
+static void unknown_settings_are_named(void **state)
+{
+    (void)state;
+    assert_int_equal(weft_config_set("WEFT_NONSENSE", "1"), WEFT_ECONFIG);
+    assert_non_null(strstr(weft_last_error(), "WEFT_NONSENSE"));
+}
+
+static void a_bad_environment_stops_open(void **state)
+{
+    (void)state;
+    weft_endpoint_t endpoint = 0;
+    setenv("WEFT_EAGER", "lots", 1);
+    assert_int_equal(weft_endpoint_open(NULL, &endpoint), WEFT_ECONFIG);
+    assert_non_null(strstr(weft_last_error(), "WEFT_EAGER"));
+    assert_true(endpoint == 0);
+    unsetenv("WEFT_EAGER");
+}
+
+static void every_setting_has_help_and_a_valid_default(void **state)
+{
+    (void)state;
+    struct weft_config_item it;
+    int n = 0;
+    for (; weft_config_get(n, &it) == 0; n++) {
+        assert_true(!strncmp(it.name, "WEFT_", 5));
+        assert_true(strlen(it.help) > 10);
+        assert_int_equal(weft_config_set(it.name, it.preset), 0);
+        assert_int_equal(weft_config_set(it.name, NULL), 0);
+    }
+    assert_true(n > 10);
+    assert_int_equal(weft_config_get(-1, &it), -ENOENT);
+}
+
+/* A caller built against a smaller or a larger struct. */
+static void options_of_other_versions(void **state)
+{
+    (void)state;
+    struct weft_mem_opts ours = {0};
+    struct {
+        struct weft_mem_opts known;
+        uint64_t later;
+    } newer = {{sizeof newer, WEFT_READ}, 0};
+    assert_int_equal(weft__opts_copy(&ours, sizeof ours, &newer, "weft_mem_opts"), 0);
+    assert_int_equal(ours.access, WEFT_READ);
+    newer.later = 1;
+    assert_int_equal(weft__opts_copy(&ours, sizeof ours, &newer, "weft_mem_opts"), -EINVAL);
+    size_t older = sizeof older;
+    ours = (struct weft_mem_opts){0};
+    assert_int_equal(weft__opts_copy(&ours, sizeof ours, &older, "weft_mem_opts"), 0);
+    assert_int_equal(ours.access, 0);
+    older = 0;
+    assert_int_equal(weft__opts_copy(&ours, sizeof ours, &older, "weft_mem_opts"), -EINVAL);
+}
+
+static void errors_have_names_texts_and_scopes(void **state)
+{
+    (void)state;
+#define CHECK_ENTRY(name, value, scope, text)                                                           \
+    assert_string_equal(weft_err_name(name), #name);                                              \
+    assert_string_equal(weft_strerror(name), text);                                               \
+    assert_int_equal(weft_err_scope(name), WEFT_SCOPE_##scope);
+    WEFT_ERR_MAP(CHECK_ENTRY)
+#undef CHECK_ENTRY
+    assert_string_equal(weft_err_name(-EINVAL), "errno");
+    assert_string_equal(weft_strerror(-EINVAL), strerror(EINVAL));
+    assert_int_equal(weft_err_scope(0), WEFT_SCOPE_NONE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_value_has_a_source),
+        cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(unknown_settings_are_named),
+        cmocka_unit_test(a_bad_environment_stops_open),
+        cmocka_unit_test(every_setting_has_help_and_a_valid_default),
+        cmocka_unit_test(options_of_other_versions),
+        cmocka_unit_test(errors_have_names_texts_and_scopes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * core/boot.c and core/handshake.c against strangers: garbage, other versions, absurd lengths,
+ * bytes one at a time, silence, many at once. The endpoint goes on serving others.
+ */
+#include "helpers.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+enum { HELLO = 1, OFFER = 2, LINKS = 3, READY = 4, DONE = 5, NO = 6, REJECT = 7 };
+
+static weft_endpoint_t server;
+
+static int open_server(void **state)
+{
+    (void)state;
+    return weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .listen = "127.0.0.1"), &server);
+}
+
+static int close_server(void **state)
+{
+    (void)state;
+    return weft_endpoint_close(server);
+}
+
+static int dial(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET,
+                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                            .sin_port = htons((uint16_t)weft_endpoint_port(server))};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    struct timeval limit = {.tv_sec = 5};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof a), 0);
+    return fd;
+}
+
+static size_t frame(uint8_t *buf, uint16_t version, uint16_t type, const void *body, uint32_t len)
+{
+    struct weft__writer w = {buf, buf + 4096, false};
+    weft__put_u32(&w, 0x54464557u);
+    weft__put_u16(&w, version);
+    weft__put_u16(&w, type);
+    weft__put_u32(&w, len);
+    weft__put(&w, body, len);
+    return (size_t)(w.at - buf);
+}
+
+/* Read until the server hangs up; false if it has not within the time limit. */
+static bool hangs_up(int fd)
+{
+    char buf[512];
+    ssize_t n;
+    while ((n = recv(fd, buf, sizeof buf, 0)) > 0)
+        ;
+    close(fd);
+    return n == 0 || errno == ECONNRESET;
+}
+
+static void still_serves(void)
+{
+    weft_endpoint_t client;
+    weft_conn_t conn, accepted;
+    uint8_t metadata[WEFT_METADATA_MAX];
+    int len = weft_endpoint_metadata(server, metadata, sizeof metadata);
+    assert_int_equal(weft_endpoint_open(NULL, &client), 0);
+    assert_int_equal(weft_endpoint_connect(client, metadata, (size_t)len, NULL, &conn), 0);
+    assert_int_equal(weft_endpoint_accept(server, 5000, &accepted), 0);
+    assert_int_equal(weft_notify(conn, "hi", 2, 5000), 0);
+    struct weft_notif notif;
+    assert_int_equal(weft_endpoint_notif(server, 5000, &notif), 0);
+    assert_int_equal(notif.len, 2);
+    weft_notif_free(&notif);
+    assert_int_equal(weft_conn_close(conn), 0);
+    assert_int_equal(weft_conn_close(accepted), 0);
+    assert_int_equal(weft_endpoint_close(client), 0);
+}
+
+/* A valid HELLO of a made-up endpoint that has the given transport. */
+static size_t hello(uint8_t *buf, const char *transport)
+{
+    uint8_t body[256] = {0};
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put(&w, "0123456789abcdef", 16); /* uuid */
+    weft__put(&w, "0123456789abcdef", 16); /* boot id */
+    weft__put_u64(&w, 1);
+    weft__put_u32(&w, 1);
+    weft__put_u64(&w, 65536);
+    weft__put_u8(&w, 1);
+    weft__put_text(&w, transport);
+    weft__put_u8(&w, 1);
+    return frame(buf, 1, HELLO, body, (uint32_t)(w.at - body));
+}
+
+static void garbage_is_hung_up_on(void **state)
+{
+    (void)state;
+    int fd = dial();
+    assert_int_equal(send(fd, "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL), 18);
+    assert_true(hangs_up(fd));
+    still_serves();
+}
+
+static void broken_frames_are_hung_up_on(void **state)
+{
+    (void)state;
+    uint8_t buf[4096];
+    const uint16_t types[] = {0, OFFER, LINKS, READY, DONE, NO, 8, 0xffff};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(types); i++) {
+        int fd = dial();
+        size_t len = frame(buf, 1, types[i], "xxxxxxxx", 8);
+        assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+        assert_true(hangs_up(fd));
+    }
+    still_serves();
+}
+
+static void another_version_is_hung_up_on(void **state)
+{
+    (void)state;
+    uint8_t buf[4096];
+    int fd = dial();
+    size_t len = frame(buf, 2, HELLO, "x", 1);
+    assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+    assert_true(hangs_up(fd));
+    still_serves();
+}
+
+static void an_absurd_length_is_hung_up_on(void **state)
+{
+    (void)state;
+    uint8_t buf[4096];
+    size_t len = frame(buf, 1, HELLO, "", 0);
+    memset(buf + 8, 0xff, 4);
+    int fd = dial();
+    assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+    assert_true(hangs_up(fd));
+    still_serves();
+}
+
+/* Every prefix of a hello, and every hello with one byte changed, leaves the server unharmed. */
+static void damaged_hellos(void **state)
+{
+    (void)state;
+    uint8_t buf[4096], damaged[4096];
+    size_t len = hello(buf, "tcp");
+    for (size_t i = 0; i < len; i += 3) {
+        int fd = dial();
+        assert_int_equal(send(fd, buf, i, MSG_NOSIGNAL), i);
+        close(fd);
+        fd = dial();
+        memcpy(damaged, buf, len);
+        damaged[i] ^= 0x5a;
+        assert_int_equal(send(fd, damaged, len, MSG_NOSIGNAL), len);
+        close(fd);
+    }
+    still_serves();
+}
+
+static void a_hello_byte_by_byte_is_answered(void **state)
+{
+    (void)state;
+    uint8_t buf[4096], answer[12];
+    size_t len = hello(buf, "tcp");
+    int fd = dial();
+    for (size_t i = 0; i < len; i++)
+        assert_int_equal(send(fd, buf + i, 1, MSG_NOSIGNAL), 1);
+    assert_int_equal(recv(fd, answer, sizeof answer, MSG_WAITALL), sizeof answer);
+    assert_memory_equal(answer, buf, 4);
+    assert_int_equal(answer[6], HELLO);
+    close(fd);
+    still_serves();
+}
+
+/* An offer of a transport that is not there gets a NO, and the next offer is heard. */
+static void an_unknown_transport_is_declined(void **state)
+{
+    (void)state;
+    uint8_t buf[4096], head[12], body[4096];
+    int fd = dial();
+    size_t len = hello(buf, "pigeon");
+    assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+    for (uint8_t attempt = 1; attempt < 4; attempt++) {
+        uint8_t offer[32];
+        struct weft__writer w = {offer, offer + sizeof offer, false};
+        weft__put_u8(&w, attempt);
+        weft__put_u8(&w, 1);
+        weft__put_text(&w, "pigeon");
+        len = frame(buf, 1, OFFER, offer, (uint32_t)(w.at - offer));
+        assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+        do {
+            assert_int_equal(recv(fd, head, sizeof head, MSG_WAITALL), sizeof head);
+            struct weft__reader r = {head + 8, head + 12, false};
+            uint32_t n = weft__get_u32(&r);
+            assert_true(n <= sizeof body);
+            assert_int_equal(recv(fd, body, n, MSG_WAITALL), n);
+        } while (head[6] == HELLO);
+        assert_int_equal(head[6], NO);
+        assert_int_equal(body[0], attempt);
+    }
+    close(fd);
+    still_serves();
+}
+
+static void many_silent_strangers(void **state)
+{
+    (void)state;
+    enum { N = 100 };
+    int fds[N];
+    for (int i = 0; i < N; i++)
+        fds[i] = dial();
+    still_serves();
+    for (int i = 0; i < N; i++)
+        close(fds[i]);
+    still_serves();
+}
+
+static void a_silent_listener_is_given_up(void **state)
+{
+    (void)state;
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof a;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    char address[32];
+    snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(a.sin_port));
+    weft_conn_t conn = 77;
+    int rc = weft_endpoint_connect_to(
+        server, address, WEFT_OPTS(weft_connect_opts, .timeout_ms = 200), &conn);
+    assert_int_equal(rc, WEFT_ETIMEOUT);
+    assert_int_equal(weft_endpoint_conns(server, NULL, 0), 0);
+    close(fd);
+    rc = weft_endpoint_connect_to(server, address, NULL, &conn);
+    assert_int_equal(rc, -ECONNREFUSED);
+    assert_non_null(strstr(weft_last_error(), address));
+}
+
+int main(void)
+{
+    weft_config_set("WEFT_BACKLOG", "64");
+    weft_config_set("WEFT_CONNECT_TIMEOUT", "5000");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(garbage_is_hung_up_on, open_server, close_server),
+        cmocka_unit_test_setup_teardown(broken_frames_are_hung_up_on, open_server, close_server),
+        cmocka_unit_test_setup_teardown(another_version_is_hung_up_on, open_server, close_server),
+        cmocka_unit_test_setup_teardown(an_absurd_length_is_hung_up_on, open_server, close_server),
+        cmocka_unit_test_setup_teardown(damaged_hellos, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_hello_byte_by_byte_is_answered, open_server,
+                                        close_server),
+        cmocka_unit_test_setup_teardown(an_unknown_transport_is_declined, open_server,
+                                        close_server),
+        cmocka_unit_test_setup_teardown(many_silent_strangers, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_silent_listener_is_given_up, open_server, close_server),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
