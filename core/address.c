@@ -111,8 +111,7 @@ bool weft__address_is_any(const struct weft__address *a)
 
 static bool usable(const struct ifaddrs *i, int family, bool loopback)
 {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) ||
-        !!(i->ifa_flags & IFF_LOOPBACK) != loopback)
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !!(i->ifa_flags & IFF_LOOPBACK) != loopback)
         return false;
     if (i->ifa_addr->sa_family == AF_INET)
         return true;
@@ -138,7 +137,7 @@ int weft__address_list(const struct weft__address *bound, struct weft__address *
                 continue;
             memset(&list[n], 0, sizeof list[n]);
             list[n].len = i->ifa_addr->sa_family == AF_INET ? sizeof(struct sockaddr_in)
-                                                             : sizeof(struct sockaddr_in6);
+                                                            : sizeof(struct sockaddr_in6);
             memcpy(&list[n].sa, i->ifa_addr, list[n].len);
             weft__address_set_port(&list[n++], weft__address_port(bound));
         }

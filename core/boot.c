@@ -20,7 +20,7 @@
 
 #define MAGIC 0x54464557u /* "WEFT" */
 #define VERSION 1
-#define STRANGERS 64        /* handshakes under way beyond the backlog */
+#define STRANGERS 64 /* handshakes under way beyond the backlog */
 #define JOIN_STEP_NS 1000000u
 #define LISTEN_BACKLOG 1024
 
@@ -275,8 +275,9 @@ static int accept_all(struct weft__endpoint *ep)
         if (fd < 0)
             return n;
         uint64_t limit = (uint64_t)weft_config_int("WEFT_CONNECT_TIMEOUT") * 1000000u;
-        struct weft__boot *boot =
-            ep->nboots < ep->backlog + STRANGERS ? boot_new(ep, fd, weft_now() + limit) : NULL;
+        struct weft__boot *boot = ep->nboots < ep->backlog + STRANGERS
+                                      ? boot_new(ep, fd, weft_now() + limit)
+                                      : NULL;
         if (boot)
             watch(boot, EPOLL_CTL_ADD);
         else

@@ -29,8 +29,7 @@ static const char *const kind_names[] = {"string", "int", "size", "bool"};
        "microseconds that an idle thread polls before it sleeps")                                 \
     XX("WEFT_BACKLOG", INT, "128", 1, 65536,                                                      \
        "accepted conns that may wait for weft_endpoint_accept")                                   \
-    XX("WEFT_CONNECT_TIMEOUT", INT, "10000", 1, 3600000,                                          \
-       "milliseconds that connecting may take")                                                   \
+    XX("WEFT_CONNECT_TIMEOUT", INT, "10000", 1, 3600000, "milliseconds that connecting may take") \
     XX("WEFT_CANCEL_GRACE", INT, "1000", 0, 3600000,                                              \
        "milliseconds a blocking call waits, past its deadline, for a transport to let go of its " \
        "memory before it cuts the conn")                                                          \

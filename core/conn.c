@@ -54,8 +54,7 @@ struct weft__conn *weft__conn_open(struct weft__endpoint *ep, bool initiator)
 bool weft__conn_idle(void *arg)
 {
     struct weft__conn *conn = arg;
-    return conn->state == WEFT_CONN_DOWN && !conn->handshaking && !conn->links_open &&
-           !conn->nops;
+    return conn->state == WEFT_CONN_DOWN && !conn->handshaking && !conn->links_open && !conn->nops;
 }
 
 static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)

@@ -92,8 +92,9 @@ static int open_transports(struct weft__endpoint *ep, const char *policy, const 
     }
     if (n < 0)
         return n;
-    return ep->ntransports ? 0 : weft_fail(WEFT_ENODEV, "no transport can be opened: %s",
-                                           weft_last_error());
+    return ep->ntransports
+               ? 0
+               : weft_fail(WEFT_ENODEV, "no transport can be opened: %s", weft_last_error());
 }
 
 static void read_settings(struct weft__endpoint *ep)
@@ -141,8 +142,7 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
     if (rc == 0 && !endpoint)
         rc = weft_fail(-EINVAL, "weft_endpoint_open: endpoint is NULL");
     if (rc == 0 && (o.progress_threads < WEFT_PROGRESS_CALLER || o.progress_threads > 64))
-        rc = weft_fail(-EINVAL, "weft_endpoint_opts.progress_threads is %d",
-                       o.progress_threads);
+        rc = weft_fail(-EINVAL, "weft_endpoint_opts.progress_threads is %d", o.progress_threads);
     if (rc == 0)
         rc = weft__config_check();
     if (rc)

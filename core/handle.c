@@ -127,8 +127,7 @@ void *weft__handle_get(uint64_t handle, enum weft__kind kind)
 void weft__handle_put(uint64_t handle)
 {
     /* pairs with the acquire in drain: what the user did is seen by who frees */
-    atomic_fetch_sub_explicit(&slot_at(weft__handle_slot(handle))->state, 1,
-                              memory_order_release);
+    atomic_fetch_sub_explicit(&slot_at(weft__handle_slot(handle))->state, 1, memory_order_release);
 }
 
 bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
@@ -145,8 +144,8 @@ bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
 
 static uint32_t users(uint64_t handle)
 {
-    return atomic_load_explicit(&slot_at(weft__handle_slot(handle))->state,
-                                memory_order_acquire) & USERS;
+    return atomic_load_explicit(&slot_at(weft__handle_slot(handle))->state, memory_order_acquire) &
+           USERS;
 }
 
 static void recycle(uint64_t handle)

@@ -206,9 +206,9 @@ static int open_links(struct weft__boot *boot, const struct weft_transport *tran
         struct weft__link *link = boot->conn->links[i];
         uint8_t address[WEFT_LINK_ADDRESS_MAX];
         weft__lane_lock(link->lane);
-        rc = link->tl ? link->lane->nic->transport->ops->link_address(link->tl, address,
-                                                                      sizeof address)
-                      : WEFT_ELINK;
+        rc = link->tl
+                 ? link->lane->nic->transport->ops->link_address(link->tl, address, sizeof address)
+                 : WEFT_ELINK;
         weft__lane_unlock(link->lane);
         if (rc < 0)
             return rc;
@@ -453,8 +453,7 @@ static void on_attempt(struct weft__boot *boot, uint16_t type, const uint8_t *bo
     }
 }
 
-void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body,
-                           size_t len)
+void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body, size_t len)
 {
     struct hello h;
     bool expect_hello = boot->active ? !boot->conn->peer_pid : !boot->conn;
@@ -512,7 +511,8 @@ static void finish(struct weft__boot *boot)
     if (conn->state == WEFT_CONN_CONNECTING) {
         conn->same_host_path = lane->transport->same_host;
         snprintf(conn->why, sizeof conn->why, "%s%s%.200s",
-                 conn->same_host_path ? "the peer is on this host" : "the best transport both have",
+                 conn->same_host_path ? "the peer is on this host"
+                                      : "the best transport both have",
                  *boot->reasons ? "; " : "", boot->reasons);
         announce(conn);
         weft__conn_up(conn);

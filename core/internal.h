@@ -155,7 +155,7 @@ enum weft__wr_kind {
 
 /* One cmd on its way: from fill to comp. */
 struct weft__wr {
-    struct weft__work work; /* first: in the lane's queue, then the link's backlog */
+    struct weft__work work;         /* first: in the lane's queue, then the link's backlog */
     struct weft__wr *fprev, *fnext; /* in the link's flight list */
     struct weft__link *link;
     enum weft__wr_kind kind;
@@ -171,19 +171,19 @@ struct weft__link {
     struct weft_link *tl; /* the transport's; NULL once closed. Lane lock. */
     struct weft__lane *lane;
     struct weft__conn *conn;
-    int index;            /* in conn->links, the same on both sides */
-    int peer_lane;        /* index of the peer's nic among its lanes */
+    int index;     /* in conn->links, the same on both sides */
+    int peer_lane; /* index of the peer's nic among its lanes */
     /* lane lock */
     struct weft__wr *backlog, **backlog_tail;
     struct weft__wr *flight;
     struct weft__link *stalled_next;
     bool stalled; /* in lane->stalled */
     /* endpoint lock */
-    bool up;       /* connected, cmds may be assigned */
-    bool closing;  /* close_work was pushed */
-    bool closed;   /* close_work was done */
+    bool up;        /* connected, cmds may be assigned */
+    bool closing;   /* close_work was pushed */
+    bool closed;    /* close_work was done */
     uint32_t owned; /* wrs assigned and not ended */
-    int status;    /* why it went down */
+    int status;     /* why it went down */
 };
 
 /* One nic, and the lock that whoever drives it holds. */
@@ -195,10 +195,10 @@ struct weft__lane {
     int nth;   /* among the lanes of its transport */
     pthread_mutex_t lock;
     _Atomic(struct weft__work *) queue; /* last pushed first */
-    _Atomic(int) sleeping;  /* someone sleeps on the nic's wait_fd */
-    struct weft__link *stalled; /* links with a backlog the nic would not take */
-    struct weft__work *retry;   /* deregistrations that must wait */
-    int lost;                   /* the nic failed: its code */
+    _Atomic(int) sleeping;              /* someone sleeps on the nic's wait_fd */
+    struct weft__link *stalled;         /* links with a backlog the nic would not take */
+    struct weft__work *retry;           /* deregistrations that must wait */
+    int lost;                           /* the nic failed: its code */
 };
 
 int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
@@ -252,10 +252,10 @@ struct weft__reg {
     uint64_t len;
     uint32_t access, kind;
     uint64_t key;
-    uint32_t refs;    /* mems that share it */
-    uint32_t users;   /* operations of this side that use it */
-    uint32_t undone;  /* lanes that still have to deregister it */
-    bool abandoned;   /* no one waits for its end: the last lane frees it */
+    uint32_t refs;       /* mems that share it */
+    uint32_t users;      /* operations of this side that use it */
+    uint32_t undone;     /* lanes that still have to deregister it */
+    bool abandoned;      /* no one waits for its end: the last lane frees it */
     struct weft__op *op; /* temporary one: the op that waits for its end */
     struct {
         struct weft__work work; /* first */
@@ -310,8 +310,8 @@ struct weft__piece {
     uint8_t *addr;
     uint64_t len;
     uint64_t raddr;
-    uint64_t rkey;     /* chosen key */
-    uint32_t rkeys[8]; /* provider keys by the peer's lane */
+    uint64_t rkey;         /* chosen key */
+    uint32_t rkeys[8];     /* provider keys by the peer's lane */
     struct weft__reg *reg; /* local registration, or NULL */
 };
 
@@ -326,10 +326,10 @@ enum weft__op_kind {
 };
 
 enum weft__op_where {
-    WEFT__AT_NONE,   /* in no queue */
-    WEFT__AT_TODO,   /* conn->todo: pieces left to assign */
-    WEFT__AT_SENDQ,  /* conn->stream[].sendq: message not sent yet */
-    WEFT__AT_RECVQ   /* conn->recvq: receive not matched yet */
+    WEFT__AT_NONE,  /* in no queue */
+    WEFT__AT_TODO,  /* conn->todo: pieces left to assign */
+    WEFT__AT_SENDQ, /* conn->stream[].sendq: message not sent yet */
+    WEFT__AT_RECVQ  /* conn->recvq: receive not matched yet */
 };
 
 struct weft__op {
@@ -338,12 +338,12 @@ struct weft__op {
     _Atomic(bool) done;
     struct weft__endpoint *ep;
     _Atomic(weft_endpoint_t) ep_handle;
-    struct weft__conn *conn; /* NULL once done */
+    struct weft__conn *conn;        /* NULL once done */
     struct weft__op *prev, *next;   /* conn->ops: not done */
     struct weft__op *qprev, *qnext; /* the queue that `where` names */
     enum weft__op_where where;
     enum weft__op_kind kind;
-    bool detached;  /* no one will ask for it */
+    bool detached; /* no one will ask for it */
     bool canceled;
     bool visited;   /* mark of abort_ops */
     bool finishing; /* data is there; the notification or deregistration is not */
@@ -364,12 +364,12 @@ struct weft__op {
 
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;
-    void *bounce;            /* contiguous copy of a message in too many pieces */
+    void *bounce;               /* contiguous copy of a message in too many pieces */
     struct weft__piece message; /* of bounce or notify */
-    bool large;              /* message goes by rendezvous */
-    bool urgent;             /* a blocking caller waits for the peer to take the message */
-    bool more;               /* the caller promised another operation at once */
-    struct weft__rec *rec;   /* the message as the sender remembers it */
+    bool large;                 /* message goes by rendezvous */
+    bool urgent;                /* a blocking caller waits for the peer to take the message */
+    bool more;                  /* the caller promised another operation at once */
+    struct weft__rec *rec;      /* the message as the sender remembers it */
 
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
     struct weft__arrival *arrival;       /* FETCH: the message it fetches */
@@ -435,11 +435,11 @@ enum weft__msg_type {
 struct weft__msg_head {
     uint8_t type;
     uint8_t flags;
-    uint8_t stream;   /* enum weft__stream_id */
-    uint64_t seq;     /* of the conn's stream of messages */
+    uint8_t stream;    /* enum weft__stream_id */
+    uint64_t seq;      /* of the conn's stream of messages */
     uint32_t taken[2]; /* eager messages taken so far, per stream */
-    uint32_t index;   /* of a user's message within its stream */
-    uint64_t len;     /* of the user's message */
+    uint32_t index;    /* of a user's message within its stream */
+    uint64_t len;      /* of the user's message */
 };
 #define WEFT__MSG_HEAD 40
 #define WEFT__MSG_URGENT 1u /* flags: the sender waits: answer at once */
@@ -486,7 +486,7 @@ struct weft__rec {
     struct weft__rec *next;
     struct weft__op *op; /* NULL: canceled or ended */
     uint32_t index;
-    uint32_t bytes;      /* eager payload, counted against the window */
+    uint32_t bytes; /* eager payload, counted against the window */
     bool large;
 };
 
@@ -505,7 +505,7 @@ struct weft__arrival {
     bool untaken;  /* notification the sender was not told of, since the queue is full */
     struct weft__arrival *untaken_next;
     enum weft__stream_id stream;
-    uint8_t *data;       /* eager payload kept, or a notification's bytes; malloc */
+    uint8_t *data;               /* eager payload kept, or a notification's bytes; malloc */
     struct weft_remote *remotes; /* LARGE: where the payload is; malloc */
     size_t nremotes;
 };
@@ -520,15 +520,15 @@ struct weft__stream {
     struct weft__opq sendq;
     /* receiving */
     uint32_t expect_index;
-    uint32_t taken;     /* eager ones taken, ever */
-    uint64_t held;      /* eager bytes not taken */
-    uint32_t waiting;   /* arrivals not taken */
+    uint32_t taken;                                  /* eager ones taken, ever */
+    uint64_t held;                                   /* eager bytes not taken */
+    uint32_t waiting;                                /* arrivals not taken */
     struct weft__arrival *arrivals, **arrivals_tail; /* SEND: not matched yet */
     struct weft__arrival *untaken, *untaken_tail;    /* NOTIFY: eager ones not taken yet */
 };
 
 /* All with the endpoint lock held. */
-void weft__match_send(struct weft__op *op);  /* SEND or NOTIFY, or the notification of a data op */
+void weft__match_send(struct weft__op *op); /* SEND or NOTIFY, or the notification of a data op */
 void weft__match_recv(struct weft__op *op);
 void weft__match_fill(struct weft__conn *conn);
 bool weft__match_cancel(struct weft__op *op); /* true: was taken out of its queue */
@@ -561,17 +561,17 @@ struct weft__conn {
     struct weft__endpoint *ep;
     weft_endpoint_t ep_handle;
     weft_conn_t handle;
-    struct weft__conn *prev, *next;  /* endpoint->conns */
-    struct weft__conn *accept_next;  /* endpoint->accepts */
-    struct weft__conn *tell_next;    /* endpoint->tells */
-    bool telling;       /* in endpoint->tells */
-    bool owes;          /* the peer has not been told all that was taken */
-    uint64_t taken_bytes; /* since it was last told at once */
+    struct weft__conn *prev, *next; /* endpoint->conns */
+    struct weft__conn *accept_next; /* endpoint->accepts */
+    struct weft__conn *tell_next;   /* endpoint->tells */
+    bool telling;                   /* in endpoint->tells */
+    bool owes;                      /* the peer has not been told all that was taken */
+    uint64_t taken_bytes;           /* since it was last told at once */
     bool queued_accept, passive, reaping;
     bool same_host_path; /* the transport needs no address */
-    bool handshaking;  /* boot.c still refers to it */
-    uint32_t nops;     /* in ops */
-    int links_open;    /* not closed yet */
+    bool handshaking;    /* boot.c still refers to it */
+    uint32_t nops;       /* in ops */
+    int links_open;      /* not closed yet */
     enum weft_conn_state state;
     int status;
     bool initiator, same_host, user_closed;
@@ -579,23 +579,23 @@ struct weft__conn {
     struct weft__address peer_addr;
     uint8_t peer_uuid[16];
     uint32_t peer_owner, peer_pid;
-    uint64_t peer_window;   /* eager bytes it accepts */
+    uint64_t peer_window; /* eager bytes it accepts */
     struct weft__link *links[WEFT__MAX_LINKS];
     int nlinks, next_link;
     uint64_t notif_scan; /* see weft__notif_pop */
 
-    struct weft__op *ops;   /* all that are not done */
+    struct weft__op *ops; /* all that are not done */
     struct weft__opq todo, recvq;
-    struct weft__wr *resend;            /* wrs of dead links that may go now */
+    struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */
     bool lost_sent[WEFT__MAX_LINKS], gone_due[WEFT__MAX_LINKS];
 
     uint64_t next_seq, expect_seq;
-    uint64_t out_base;                   /* oldest message that has not ended */
+    uint64_t out_base;                    /* oldest message that has not ended */
     uint64_t out_done[WEFT__WINDOW / 64]; /* which of out_base.. have, by seq % WINDOW */
-    struct weft__msg *outq, **outq_tail; /* messages not assigned to a link */
-    struct weft__early *early;           /* WEFT__WINDOW slots by seq, made when first needed */
-    uint64_t eager_out;                  /* eager bytes sent and not taken */
+    struct weft__msg *outq, **outq_tail;  /* messages not assigned to a link */
+    struct weft__early *early;            /* WEFT__WINDOW slots by seq, made when first needed */
+    uint64_t eager_out;                   /* eager bytes sent and not taken */
     struct weft__stream stream[WEFT__STREAMS];
     struct weft__op *adds; /* emulated ADDs that wait for their answer, through qnext */
     struct weft_conn_stats stats;
@@ -632,30 +632,30 @@ struct weft__boot {
     struct weft__conn *conn; /* NULL: a stranger that has not said hello */
     int fd;                  /* -1: dead, to be swept */
     bool active, connecting, want_write;
-    bool kept;               /* the handshake is over; EOF means that the peer died */
-    int state;               /* handshake.c */
+    bool kept; /* the handshake is over; EOF means that the peer died */
+    int state; /* handshake.c */
     uint64_t deadline;
     struct weft__address addrs[8]; /* active: where to try */
     int naddrs, addr;
-    uint8_t *rx;             /* WEFT__FRAME_MAX bytes, made when first needed */
+    uint8_t *rx; /* WEFT__FRAME_MAX bytes, made when first needed */
     size_t rx_len;
     uint8_t *tx;
     size_t tx_len, tx_sent;
     /* active: transports to offer, best first, and which is on offer */
     const struct weft_transport *offers[WEFT__MAX_LANES];
     int noffers, offer;
-    uint8_t attempt;         /* of the offer that is under way */
-    bool dropping;           /* links of a failed attempt are being closed */
-    bool next_offer;         /* active: make the next offer when they are */
-    uint8_t held[64];        /* passive: an offer that came before they are */
+    uint8_t attempt;  /* of the offer that is under way */
+    bool dropping;    /* links of a failed attempt are being closed */
+    bool next_offer;  /* active: make the next offer when they are */
+    uint8_t held[64]; /* passive: an offer that came before they are */
     size_t held_len;
     uint8_t peer_lane[WEFT__MAX_LINKS];
-    bool ready;              /* the peer has joined all links */
+    bool ready; /* the peer has joined all links */
     uint8_t peer_addr[WEFT__MAX_LINKS][WEFT_LINK_ADDRESS_MAX];
     uint16_t peer_addr_len[WEFT__MAX_LINKS];
     bool joined[WEFT__MAX_LINKS];
     char policy[128];
-    char reasons[256];       /* why better transports were passed over */
+    char reasons[256]; /* why better transports were passed over */
 };
 #define WEFT__FRAME_HEAD 12
 #define WEFT__FRAME_MAX 16384
@@ -672,7 +672,7 @@ void weft__boot_end(struct weft__boot *boot, bool keep);
 void weft__handshake_begin(struct weft__boot *boot); /* the socket is connected */
 void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body,
                            size_t len);
-void weft__handshake_step(struct weft__boot *boot);  /* time has passed */
+void weft__handshake_step(struct weft__boot *boot);          /* time has passed */
 bool weft__handshake_joining(const struct weft__boot *boot); /* needs to be stepped often */
 /* Drive listener and handshakes. Returns things that happened. */
 int weft__boot_progress(struct weft__endpoint *ep);
@@ -702,7 +702,7 @@ struct weft__endpoint {
     int nboots;
     _Atomic(int) booting; /* handshakes under way, read without the lock */
     int listen_fd, boot_epoll;
-    int spare_fd; /* see hang_up */
+    int spare_fd;          /* see hang_up */
     _Atomic(int) reapable; /* passive conns that went down */
     struct weft__address bound;
 
@@ -710,9 +710,9 @@ struct weft__endpoint {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int waiters;
-    bool leader;                 /* a caller sleeps, or is about to, on the descriptors */
+    bool leader; /* a caller sleeps, or is about to, on the descriptors */
     bool closing, passive;
-    int wake_fd;                 /* eventfd */
+    int wake_fd; /* eventfd */
     struct weft__conn *conns, *accepts, **accepts_tail;
     _Atomic(struct weft__conn *) tells; /* conns that owe their peer a count of taken messages */
     int nconns, naccepts, backlog;
@@ -724,16 +724,16 @@ struct weft__endpoint {
     uint64_t notif_bytes, notif_limit, notif_scan;
     bool notifs_stalled; /* a large one waits for room */
     uint64_t grace_ns, spin_ns;
-    uint64_t window;  /* eager bytes this side accepts per conn */
-    uint32_t eager;   /* longest message sent eagerly */
-    uint64_t chunk;   /* of transfers over several links */
+    uint64_t window; /* eager bytes this side accepts per conn */
+    uint32_t eager;  /* longest message sent eagerly */
+    uint64_t chunk;  /* of transfers over several links */
 
     pthread_t threads[64];
     int nthreads;
     _Atomic(bool) stop;
-    _Atomic(uint32_t) beat;          /* the listener is looked at only now and then */
+    _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
-    _Atomic(uint64_t) events;        /* things that happened, ever */
+    _Atomic(uint64_t) events; /* things that happened, ever */
 };
 
 #endif

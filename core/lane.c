@@ -24,8 +24,8 @@ int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *tran
     for (int j = 0;; j++) {
         rc = weft_device_info(transport->name, j, &device);
         if (rc)
-            return weft_fail(WEFT_ENODEV, "transport %s has no usable device%s%s",
-                             transport->name, j ? ": " : "", j ? device.reason : "");
+            return weft_fail(WEFT_ENODEV, "transport %s has no usable device%s%s", transport->name,
+                             j ? ": " : "", j ? device.reason : "");
         if (device.usable)
             break;
     }

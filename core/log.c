@@ -40,8 +40,8 @@ static int threshold(const char *spec, const char *subsystem)
         size_t name_len = colon ? (size_t)(colon - spec) : 0;
         const char *text = colon ? colon + 1 : spec;
         int parsed = level_of(text, len - (size_t)(text - spec));
-        if (parsed >= 0 && (!colon || (strlen(subsystem) == name_len &&
-                                       !memcmp(spec, subsystem, name_len))))
+        if (parsed >= 0 &&
+            (!colon || (strlen(subsystem) == name_len && !memcmp(spec, subsystem, name_len))))
             level = parsed;
         spec += len + (spec[len] == ',');
     }

@@ -697,9 +697,13 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
     struct weft__arrival *arrival = calloc(1, sizeof *arrival);
     if (!arrival)
         return -ENOMEM;
-    *arrival = (struct weft__arrival){.conn = conn, .conn_handle = conn->handle,
-                                      .index = head->index, .len = head->len, .large = large,
-                                      .urgent = urgent, .stream = head->stream};
+    *arrival = (struct weft__arrival){.conn = conn,
+                                      .conn_handle = conn->handle,
+                                      .index = head->index,
+                                      .len = head->len,
+                                      .large = large,
+                                      .urgent = urgent,
+                                      .stream = head->stream};
     rc = large ? parse_remotes(conn, arrival, body, len) : keep_payload(arrival, body, len);
     if (rc) {
         weft__arrival_free(arrival);

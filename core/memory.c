@@ -169,8 +169,8 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
         free(mem);
         return rc;
     }
-    *mem = (struct weft__mem){.ep = ep, .ep_handle = ep->handle, .reg = reg, .addr = addr,
-                              .len = len};
+    *mem = (struct weft__mem){
+        .ep = ep, .ep_handle = ep->handle, .reg = reg, .addr = addr, .len = len};
     pthread_mutex_lock(&ep->lock);
     if (reg->refs == 1 && !weft__reg_find(ep, reg->key)) {
         reg->next = ep->regs;
@@ -354,16 +354,18 @@ int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *o
 void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t len,
                         struct weft_remote *remote)
 {
-    struct weft__remote r = {.addr = (uintptr_t)addr, .len = len, .key = reg->key,
-                             .access = reg->access, .owner = weft__owner_id(reg->ep->uuid)};
+    struct weft__remote r = {.addr = (uintptr_t)addr,
+                             .len = len,
+                             .key = reg->key,
+                             .access = reg->access,
+                             .owner = weft__owner_id(reg->ep->uuid)};
     for (int i = 0; i < reg->ep->nlanes && i < 8; i++)
         if (!reg->ep->lanes[i]->nic->attr.chosen_keys)
             r.keys[i] = (uint32_t)reg->on[i].handle.rkey;
     encode(&r, remote);
 }
 
-int weft_mem_advertise(weft_mem_t handle, const void *addr, size_t len,
-                       struct weft_remote *remote)
+int weft_mem_advertise(weft_mem_t handle, const void *addr, size_t len, struct weft_remote *remote)
 {
     struct weft__mem *mem = weft__handle_get(handle, WEFT__MEM);
     if (!mem)

@@ -135,8 +135,7 @@ static void build(struct weft__wr *wr, struct weft__msg *msg)
     for (size_t i = 0; i < msg->npieces; i++) {
         if (!msg->pieces[i].len)
             continue;
-        msg->iov[n++] =
-            (struct weft_iov_local){msg->pieces[i].addr, msg->pieces[i].len, NULL};
+        msg->iov[n++] = (struct weft_iov_local){msg->pieces[i].addr, msg->pieces[i].len, NULL};
         len += msg->pieces[i].len;
     }
     wr->cmd = (struct weft_cmd){
@@ -175,8 +174,8 @@ static void mark_done(struct weft__conn *conn, uint64_t seq)
 {
     conn->out_done[seq % WEFT__WINDOW / 64] |= (uint64_t)1 << seq % 64;
     while (conn->out_done[conn->out_base % WEFT__WINDOW / 64] >> conn->out_base % 64 & 1) {
-        conn->out_done[conn->out_base % WEFT__WINDOW / 64] &=
-            ~((uint64_t)1 << conn->out_base % 64);
+        conn->out_done[conn->out_base % WEFT__WINDOW / 64] &= ~((uint64_t)1
+                                                                << conn->out_base % 64);
         conn->out_base++;
     }
 }

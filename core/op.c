@@ -593,9 +593,8 @@ int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op)
 static struct weft__op *find(weft_op_t handle, struct weft__endpoint **ep,
                              weft_endpoint_t *ep_handle)
 {
-    struct weft__op *op = weft__handle_is(handle, WEFT__OP)
-                              ? slot_at(weft__handle_slot(handle))
-                              : NULL;
+    struct weft__op *op = weft__handle_is(handle, WEFT__OP) ? slot_at(weft__handle_slot(handle))
+                                                            : NULL;
     if (op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle) {
         *ep_handle = atomic_load_explicit(&op->ep_handle, memory_order_relaxed);
         *ep = weft__handle_get(*ep_handle, WEFT__ENDPOINT);

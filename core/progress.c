@@ -17,9 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BOOT_EVERY 64           /* busy calls of progress per look at the listener */
-#define BOOT_IDLE_NS 20000u     /* idle time between looks: they are a system call each */
-#define BLIND_NS 1000000u       /* sleep when a nic has no descriptor */
+#define BOOT_EVERY 64       /* busy calls of progress per look at the listener */
+#define BOOT_IDLE_NS 20000u /* idle time between looks: they are a system call each */
+#define BLIND_NS 1000000u   /* sleep when a nic has no descriptor */
 #define LONGEST_SLEEP_NS 1000000000u
 
 uint64_t weft__deadline(int timeout_ms)

@@ -120,8 +120,8 @@ static int add_transport(const struct weft_transport *t, int from_module)
 
 static bool gpu_complete(const struct weft_gpu_ops *ops)
 {
-    return ops && ops->probe && ops->open && ops->close && ops->alloc && ops->free &&
-           ops->query && ops->copy && ops->launch && ops->host_map && ops->host_unmap;
+    return ops && ops->probe && ops->open && ops->close && ops->alloc && ops->free && ops->query &&
+           ops->copy && ops->launch && ops->host_map && ops->host_unmap;
 }
 
 static int add_gpu(const struct weft_gpu_backend *b, int from_module)
@@ -297,8 +297,8 @@ const struct weft_gpu_backend *weft__gpu_find(const char *name)
 
 /* --- fabric.h ------------------------------------------------------------------------------ */
 
-static const char *const op_names[] = {"send",  "recv",  "write", "write_imm",
-                                       "read",  "add64", "fence", "link_down"};
+static const char *const op_names[] = {"send", "recv",  "write", "write_imm",
+                                       "read", "add64", "fence", "link_down"};
 
 const char *weft_op_name(enum weft_op op)
 {

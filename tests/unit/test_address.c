@@ -12,9 +12,12 @@ static void forms_that_are_read(void **state)
     (void)state;
     const struct {
         const char *text, *shown;
-    } good[] = {{"127.0.0.1:7000", "127.0.0.1:7000"}, {"127.0.0.1", "127.0.0.1:0"},
-                {"[::1]:7000", "[::1]:7000"},         {"[::1]", "[::1]:0"},
-                {"::1", "[::1]:0"},                   {"127.0.0.1:", "127.0.0.1:0"}};
+    } good[] = {{"127.0.0.1:7000", "127.0.0.1:7000"},
+                {"127.0.0.1", "127.0.0.1:0"},
+                {"[::1]:7000", "[::1]:7000"},
+                {"[::1]", "[::1]:0"},
+                {"::1", "[::1]:0"},
+                {"127.0.0.1:", "127.0.0.1:0"}};
     for (size_t i = 0; i < WEFT__ARRAY_LEN(good); i++) {
         struct weft__address a;
         char shown[96];
@@ -44,8 +47,8 @@ static void no_host_is_any_address(void **state)
 static void forms_that_are_refused(void **state)
 {
     (void)state;
-    const char *bad[] = {"127.0.0.1:70000", "127.0.0.1:x", "127.0.0.1:-1", "[::1", "[::1]x",
-                         "no.such.host.invalid:1"};
+    const char *bad[] = {"127.0.0.1:70000", "127.0.0.1:x",           "127.0.0.1:-1", "[::1",
+                         "[::1]x",          "no.such.host.invalid:1"};
     char longest[400];
     memset(longest, 'a', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;

@@ -112,7 +112,7 @@ static void options_of_other_versions(void **state)
 static void errors_have_names_texts_and_scopes(void **state)
 {
     (void)state;
-#define CHECK_ENTRY(name, value, scope, text)                                                           \
+#define CHECK_ENTRY(name, value, scope, text)                                                     \
     assert_string_equal(weft_err_name(name), #name);                                              \
     assert_string_equal(weft_strerror(name), text);                                               \
     assert_int_equal(weft_err_scope(name), WEFT_SCOPE_##scope);

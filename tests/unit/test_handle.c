@@ -24,8 +24,14 @@ static void wrong_handles_are_refused(void **state)
     (void)state;
     int object;
     uint64_t h = weft__handle_open(WEFT__CONN, &object);
-    const uint64_t wrong[] = {0,          1,       h + 1, h - 1, h ^ ((uint64_t)1 << 40),
-                              UINT64_MAX, h << 32, (h & 0x0fffffffffffffffu)};
+    const uint64_t wrong[] = {0,
+                              1,
+                              h + 1,
+                              h - 1,
+                              h ^ ((uint64_t)1 << 40),
+                              UINT64_MAX,
+                              h << 32,
+                              (h & 0x0fffffffffffffffu)};
     for (size_t i = 0; i < WEFT__ARRAY_LEN(wrong); i++)
         assert_null(weft__handle_get(wrong[i], WEFT__CONN));
     assert_null(weft__handle_get(h, WEFT__MEM));

@@ -234,8 +234,8 @@ static void a_silent_listener_is_given_up(void **state)
     char address[32];
     snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(a.sin_port));
     weft_conn_t conn = 77;
-    int rc = weft_endpoint_connect_to(
-        server, address, WEFT_OPTS(weft_connect_opts, .timeout_ms = 200), &conn);
+    int rc = weft_endpoint_connect_to(server, address,
+                                      WEFT_OPTS(weft_connect_opts, .timeout_ms = 200), &conn);
     assert_int_equal(rc, WEFT_ETIMEOUT);
     assert_int_equal(weft_endpoint_conns(server, NULL, 0), 0);
     close(fd);

@@ -113,9 +113,9 @@ WEFT_API const char *weft_last_error(void);
 enum weft_config_source { WEFT_FROM_DEFAULT, WEFT_FROM_ENVIRONMENT, WEFT_FROM_CALLER };
 
 struct weft_config_item {
-    const char *name;  /* "WEFT_LOG" */
-    const char *type;  /* "string", "int", "size", "bool" */
-    const char *value; /* as text */
+    const char *name;   /* "WEFT_LOG" */
+    const char *type;   /* "string", "int", "size", "bool" */
+    const char *value;  /* as text */
     const char *preset; /* the default, as text */
     const char *help;
     enum weft_config_source source;

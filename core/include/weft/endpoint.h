@@ -82,10 +82,10 @@ WEFT_API int weft_endpoint_close(weft_endpoint_t endpoint);
 WEFT_API int weft_endpoint_metadata(weft_endpoint_t endpoint, void *buf, size_t cap);
 
 struct weft_metadata_info {
-    uint8_t uuid[16];       /* of the endpoint */
+    uint8_t uuid[16]; /* of the endpoint */
     uint32_t pid;
     uint16_t port;
-    char host[64];          /* first address at which it listens, numeric */
+    char host[64]; /* first address at which it listens, numeric */
     char hostname[64];
 };
 /* Decode metadata. WEFT_EPROTO if it is not metadata, WEFT_EVERSION if of another version. */
@@ -134,16 +134,16 @@ enum weft_conn_state { WEFT_CONN_CONNECTING, WEFT_CONN_UP, WEFT_CONN_DOWN };
 
 struct weft_conn_info {
     enum weft_conn_state state;
-    int status;            /* why it is down: a code, else 0 */
-    int initiator;         /* this side connected */
-    int same_host;         /* peer runs on this host (boot id and namespaces agree) */
-    int links;             /* that are alive */
+    int status;    /* why it is down: a code, else 0 */
+    int initiator; /* this side connected */
+    int same_host; /* peer runs on this host (boot id and namespaces agree) */
+    int links;     /* that are alive */
     uint32_t peer_pid;
     uint8_t peer_uuid[16];
-    char transport[16];    /* "tcp" */
-    char path[96];         /* "tcp, 2 links, 127.0.0.1:41234" */
-    char why[256];         /* why this path and no better one, or why the conn is down */
-    char peer[96];         /* "host:port" of the peer's endpoint, or where it came from */
+    char transport[16]; /* "tcp" */
+    char path[96];      /* "tcp, 2 links, 127.0.0.1:41234" */
+    char why[256];      /* why this path and no better one, or why the conn is down */
+    char peer[96];      /* "host:port" of the peer's endpoint, or where it came from */
 };
 WEFT_API int weft_conn_info(weft_conn_t conn, struct weft_conn_info *info);
 

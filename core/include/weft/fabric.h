@@ -50,21 +50,21 @@ enum weft_done {
 };
 
 struct weft_nic_attr {
-    uint32_t ops;          /* WEFT_OP_BIT of the operations it executes itself */
-    uint32_t mem_kinds;    /* WEFT_MEM_* it can register */
-    uint8_t order;         /* enum weft_order */
-    uint8_t done;          /* enum weft_done: what completion of WRITE and SEND means */
-    uint8_t imm_bits;      /* bits of an immediate that arrive: 32, or 0 without WRITE_IMM */
-    uint8_t local_reg;     /* local memory of cmds must be registered with this nic */
-    uint8_t chosen_keys;   /* takes the key core chose for a mem, instead of making its own */
+    uint32_t ops;            /* WEFT_OP_BIT of the operations it executes itself */
+    uint32_t mem_kinds;      /* WEFT_MEM_* it can register */
+    uint8_t order;           /* enum weft_order */
+    uint8_t done;            /* enum weft_done: what completion of WRITE and SEND means */
+    uint8_t imm_bits;        /* bits of an immediate that arrive: 32, or 0 without WRITE_IMM */
+    uint8_t local_reg;       /* local memory of cmds must be registered with this nic */
+    uint8_t chosen_keys;     /* takes the key core chose for a mem, instead of making its own */
     uint8_t target_progress; /* one-sided ops advance only while the target polls its nic */
-    uint8_t peer_death;    /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
-    uint8_t rx_scatter;    /* received payload comes as fragments of a pool (see rx_release) */
-    uint32_t max_inline;   /* bytes that WEFT_CMD_INLINE can take */
-    uint32_t max_send;     /* longest SEND; at least 4096 */
-    uint32_t max_iov;      /* most local pieces of one cmd; at least 4 */
-    uint32_t tx_depth;     /* most cmds of one link between post and completion */
-    uint64_t max_msg;      /* longest WRITE or READ */
+    uint8_t peer_death;      /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
+    uint8_t rx_scatter;      /* received payload comes as fragments of a pool (see rx_release) */
+    uint32_t max_inline;     /* bytes that WEFT_CMD_INLINE can take */
+    uint32_t max_send;       /* longest SEND; at least 4096 */
+    uint32_t max_iov;        /* most local pieces of one cmd; at least 4 */
+    uint32_t tx_depth;       /* most cmds of one link between post and completion */
+    uint64_t max_msg;        /* longest WRITE or READ */
 };
 
 struct weft_transport_info {
@@ -74,7 +74,7 @@ struct weft_transport_info {
     char reason[192]; /* if not usable: why, in words */
     int priority;     /* higher is preferred when several reach the peer */
     int ndevices;
-    int from_module;  /* loaded from a file of WEFT_MODULE_PATH */
+    int from_module; /* loaded from a file of WEFT_MODULE_PATH */
 };
 
 struct weft_device_info {

@@ -26,10 +26,10 @@ struct weft_gpu {
 
 /* Where an address lives. */
 struct weft_gpu_range {
-    void *base;      /* start of the allocation that contains it */
-    uint64_t len;    /* of that allocation */
-    uint32_t kind;   /* WEFT_MEM_*: how a nic would register it */
-    int ordinal;     /* device that owns it, -1: host memory */
+    void *base;    /* start of the allocation that contains it */
+    uint64_t len;  /* of that allocation */
+    uint32_t kind; /* WEFT_MEM_*: how a nic would register it */
+    int ordinal;   /* device that owns it, -1: host memory */
 };
 
 #define WEFT_GPU_IPC_BYTES 128

@@ -108,10 +108,10 @@ struct weft_iov_local {
 #define WEFT_CMD_MORE 2u   /* another cmd follows at once: sending may wait for it */
 
 struct weft_cmd {
-    uint8_t op;      /* enum weft_op: SEND WRITE WRITE_IMM READ ADD64 FENCE */
-    uint8_t flags;   /* WEFT_CMD_* */
-    uint16_t niov;   /* 0: the payload is `one`; else iov[0..niov) */
-    uint32_t imm;    /* WRITE_IMM */
+    uint8_t op;           /* enum weft_op: SEND WRITE WRITE_IMM READ ADD64 FENCE */
+    uint8_t flags;        /* WEFT_CMD_* */
+    uint16_t niov;        /* 0: the payload is `one`; else iov[0..niov) */
+    uint32_t imm;         /* WRITE_IMM */
     uint64_t remote_addr; /* address at the peer (WRITE WRITE_IMM READ ADD64) */
     uint64_t remote_key;
     uint64_t value; /* ADD64: what to add */
@@ -126,12 +126,12 @@ struct weft_cmd {
 struct weft_comp {
     uint64_t ctx; /* of the cmd; 0 for RECV, arrivals of an immediate, LINK_DOWN */
     struct weft_link *link;
-    uint8_t op;     /* of the cmd; RECV: a SEND of the peer arrived; WRITE_IMM with ctx 0: an
+    uint8_t op;       /* of the cmd; RECV: a SEND of the peer arrived; WRITE_IMM with ctx 0: an
                        immediate of the peer arrived; LINK_DOWN */
-    int32_t status; /* 0, or a WEFT_E / -errno code. LINK_DOWN: why */
-    uint32_t imm;   /* arrived immediate */
-    uint64_t value; /* ADD64: the word before the addition */
-    uint64_t len;   /* bytes moved; RECV: length of the message */
+    int32_t status;   /* 0, or a WEFT_E / -errno code. LINK_DOWN: why */
+    uint32_t imm;     /* arrived immediate */
+    uint64_t value;   /* ADD64: the word before the addition */
+    uint64_t len;     /* bytes moved; RECV: length of the message */
     const void *data; /* RECV: the message; valid until the next poll of the nic, or, where
                          attr.rx_scatter, until rx_release */
 };
@@ -277,8 +277,8 @@ struct weft_transport {
     uint32_t abi; /* WEFT_ABI */
     const char *name;
     const char *summary;
-    int priority;     /* local 1000, then by speed: verbs 500, efa 400, tcpx 300, tcp 100 */
-    int same_host;    /* reaches only peers on this host: core does not try it for others */
+    int priority;  /* local 1000, then by speed: verbs 500, efa 400, tcpx 300, tcp 100 */
+    int same_host; /* reaches only peers on this host: core does not try it for others */
     const struct weft_transport_ops *ops;
 };
 
