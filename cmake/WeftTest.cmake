@@ -6,7 +6,10 @@
 #       One cmocka program and one ctest entry. It is linked with libweft.a, so it may call what
 #       core/internal.h declares; SHARED: with libweft.so, so only what is public.
 #
-#   weft_add_contract_test(FILE [SOURCES file...] [LABELS ...] [TIMEOUT ...])
+#   weft_add_test_library(NAME SOURCES file...)
+#       What several test programs share, compiled once; they name it under LIBRARIES.
+#
+#   weft_add_contract_test(FILE [LIBRARIES target...] [LABELS ...] [TIMEOUT ...])
 #       tests/contract/FILE.c, once for each built transport and GPU backend: contract.FILE.tcp.host
 #       and, under the fault decorator with reordering, contract.FILE.tcp.host.fault. The program
 #       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU, WEFT_TEST_FAULT and WEFT_TEST_NO_SKIP.
@@ -24,12 +27,23 @@ set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
 set(WEFT_TEST_ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1"
     "TSAN_OPTIONS=allocator_may_return_null=1")
 
-function(weft__test_program target)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "SHARED" "" "SOURCES;LIBRARIES")
-    add_executable(${target} ${arg_SOURCES})
+function(weft__test_includes target)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests
                                ${PROJECT_SOURCE_DIR}/core ${PROJECT_SOURCE_DIR}/core/include
                                ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
+endfunction()
+
+function(weft_add_test_library name)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES")
+    add_library(${name} STATIC ${arg_SOURCES})
+    weft__test_includes(${name})
+    target_link_libraries(${name} PRIVATE weft_static PkgConfig::cmocka Threads::Threads)
+endfunction()
+
+function(weft__test_program target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "SHARED" "" "SOURCES;LIBRARIES")
+    add_executable(${target} ${arg_SOURCES})
+    weft__test_includes(${target})
     set(library weft_static)
     if(arg_SHARED)
         set(library weft)
@@ -67,8 +81,8 @@ function(weft_add_test name)
 endfunction()
 
 function(weft_add_contract_test file)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "SOURCES;LABELS")
-    weft__test_program(contract_${file} SOURCES contract/${file}.c ${arg_SOURCES})
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LIBRARIES;LABELS")
+    weft__test_program(contract_${file} SOURCES contract/${file}.c LIBRARIES ${arg_LIBRARIES})
     get_property(transports GLOBAL PROPERTY WEFT_TRANSPORT_TESTED)
     get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
     get_property(built GLOBAL PROPERTY WEFT_TRANSPORT_BUILT)
