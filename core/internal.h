@@ -228,7 +228,7 @@ typedef bool weft__ready_fn(void *arg);
 /* Make progress until ready(arg), which is called with the endpoint lock held, or until the
  * deadline (weft_now() scale, UINT64_MAX: none). Returns true if it became ready. */
 bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline);
-/* Drive everything once. Returns things that happened. */
+/* As a caller: drive everything once. Returns things that happened. */
 int weft__progress(struct weft__endpoint *ep);
 /* Something a waiter may wait for has happened. Endpoint lock held. */
 void weft__changed(struct weft__endpoint *ep);
@@ -733,6 +733,7 @@ struct weft__endpoint {
     _Atomic(bool) stop;
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
+    _Atomic(uint64_t) driven;        /* times a caller drove the lanes */
     _Atomic(uint64_t) events; /* things that happened, ever */
 };
 

@@ -2,10 +2,12 @@
 /*
  * Who makes progress, and how idle threads sleep.
  *
- * Any thread that waits also drives: it polls every lane for WEFT_SPIN microseconds without
- * result before it sleeps. With progress threads it then sleeps on the endpoint's condition, and
- * they sleep on the nics' descriptors. Without, one of the waiting callers (the leader) sleeps on
- * the descriptors and the others on the condition, which the leader signals when it wakes.
+ * A thread that waits also drives: it polls every lane for WEFT_SPIN microseconds without result
+ * before it sleeps. Without progress threads, one of the waiting callers (the leader) then sleeps
+ * on the nics' descriptors and the others on the endpoint's condition, which the leader signals
+ * when it wakes. With one progress thread, callers sleep on the condition and the thread on the
+ * descriptors; while a caller drives, the thread stays out of its way. With several, each thread
+ * has its own lanes, and callers leave the driving to them.
  */
 #include "internal.h"
 
@@ -21,6 +23,7 @@
 #define BOOT_IDLE_NS 20000u /* idle time between looks: they are a system call each */
 #define BLIND_NS 1000000u   /* sleep when a nic has no descriptor */
 #define LONGEST_SLEEP_NS 1000000000u
+#define ASIDE_NS 50000u         /* how long the thread steps aside for a caller that drives */
 
 uint64_t weft__deadline(int timeout_ms)
 {
@@ -104,6 +107,9 @@ void weft__tell(struct weft__endpoint *ep)
 
 int weft__progress(struct weft__endpoint *ep)
 {
+    if (ep->nthreads > 1)
+        return 0;
+    atomic_fetch_add_explicit(&ep->driven, 1, memory_order_relaxed);
     int n = drive(ep, 0, 1);
     if (n == 0)
         weft__tell(ep);
@@ -245,13 +251,26 @@ struct thread_arg {
     int index;
 };
 
+/* A caller has driven the lanes since we last looked: two would only fight for them. */
+static bool step_aside(struct weft__endpoint *ep, uint64_t *seen)
+{
+    uint64_t driven = atomic_load_explicit(&ep->driven, memory_order_relaxed);
+    if (driven == *seen)
+        return false;
+    *seen = driven;
+    nanosleep(&(struct timespec){.tv_nsec = ASIDE_NS}, NULL);
+    return true;
+}
+
 static void *thread_main(void *arg)
 {
     struct weft__endpoint *ep = ((struct thread_arg *)arg)->ep;
     int first = ((struct thread_arg *)arg)->index, step = ep->nthreads;
     free(arg);
-    uint64_t idle_since = 0;
+    uint64_t idle_since = 0, seen = 0;
     while (!atomic_load(&ep->stop)) {
+        if (step_aside(ep, &seen))
+            continue;
         if (drive(ep, first, step)) {
             idle_since = 0;
             continue;
