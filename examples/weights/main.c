@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weights serve | weights pull: the command line. */
+#include "weights.h"
+
+#include <getopt.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH 16   /* 64 MiB under way: enough for 100 Gbit/s at 5 ms */
+#define RETRY_S 30 /* long enough to restart a server */
+
+static const char usage[] =
+    "weights serve DIR [--listen HOST:PORT] [--transport T]\n"
+    "weights pull HOST:PORT DEST [--transport T] [--depth N] [--retry SECONDS] [--limit MB/s]\n"
+    "             [--no-compare]\n"
+    "\n"
+    "serve    let others pull the files below DIR; says where it listens\n"
+    "pull     fetch all files of a server into DEST, check them, resume what an earlier pull "
+    "left\n"
+    "\n"
+    "  --listen HOST:PORT  address to accept clients at (127.0.0.1, any free port)\n"
+    "  --transport T       names of transports to use, best first (all)\n"
+    "  --depth N           pieces of 4 MiB under way at a time, 1 to 64 (16)\n"
+    "  --retry SECONDS     how long to try to reach a server that is away (30)\n"
+    "  --limit MB/s        move at most so many million bytes a second\n"
+    "  --no-compare        do not move the bytes again through a plain socket to compare\n";
+
+static int bad_usage(const char *what)
+{
+    fprintf(stderr, "weights: %s\n\n%s", what, usage);
+    return 2;
+}
+
+/* A number from least to most, or -1. */
+static double number(const char *text, double least, double most)
+{
+    char *end;
+    double value = strtod(text, &end);
+    return end != text && !*end && isfinite(value) && value >= least && value <= most ? value : -1;
+}
+
+static int main_serve(int argc, char **argv)
+{
+    static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
+                                            {"transport", required_argument, NULL, 't'},
+                                            {NULL, 0, NULL, 0}};
+    struct serve_opts opts = {0};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (c == 'l')
+            opts.listen = optarg;
+        else if (c == 't')
+            opts.transport = optarg;
+        else
+            return 2;
+    }
+    if (argc - optind != 1)
+        return bad_usage("serve takes one directory");
+    opts.dir = argv[optind];
+    return serve(&opts) ? 1 : 0;
+}
+
+/* One option of pull. 0, or -1 if its value is no good. */
+static int pull_option(struct pull_opts *opts, int c, const char *value)
+{
+    switch (c) {
+    case 't':
+        opts->transport = value;
+        return 0;
+    case 'd':
+        opts->depth = (int)number(value, 1, MOST_DEPTH);
+        return opts->depth < 0 ? -1 : 0;
+    case 'r':
+        opts->retry = (int)number(value, 0, 1e6);
+        return opts->retry < 0 ? -1 : 0;
+    case 'm':
+        opts->limit = number(value, 1e-3, 1e6) * 1e6;
+        return opts->limit < 0 ? -1 : 0;
+    case 'n':
+        opts->no_compare = 1;
+        return 0;
+    default:
+        return -1;
+    }
+}
+
+static int main_pull(int argc, char **argv)
+{
+    static const struct option options[] = {
+        {"transport", required_argument, NULL, 't'}, {"depth", required_argument, NULL, 'd'},
+        {"retry", required_argument, NULL, 'r'},     {"limit", required_argument, NULL, 'm'},
+        {"no-compare", no_argument, NULL, 'n'},      {NULL, 0, NULL, 0}};
+    struct pull_opts opts = {.depth = DEPTH, .retry = RETRY_S};
+    for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
+        if (pull_option(&opts, c, optarg))
+            return bad_usage("an option of pull is unknown or its value out of range");
+    if (argc - optind != 2)
+        return bad_usage("pull takes an address and a directory");
+    opts.address = argv[optind];
+    opts.dest = argv[optind + 1];
+    return pull(&opts) ? 1 : 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return bad_usage("say serve or pull");
+    if (!strcmp(argv[1], "--help")) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (!strcmp(argv[1], "serve"))
+        return main_serve(argc - 1, argv + 1);
+    if (!strcmp(argv[1], "pull"))
+        return main_pull(argc - 1, argv + 1);
+    return bad_usage("say serve or pull");
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * weights: what its files share, grouped by file.
+ *
+ * The server describes its files in one manifest, which the client reads whole, once a session.
+ * Files are cut into pieces of PIECE bytes. For each piece the client asks the server to map it
+ * (OPEN), gets a 64-byte remote (WINDOW), reads it straight into the mapped destination file, and
+ * the read itself carries the notification (CLOSE) that gives the window back.
+ */
+#ifndef WEIGHTS_H
+#define WEIGHTS_H
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "weft.h"
+
+/* Unit of asking, reading, checking and resuming. Large enough that asking costs nothing beside
+ * moving it, small enough that DEPTH of them is little memory. A multiple of any page size. */
+#define PIECE ((uint64_t)4 << 20)
+#define DIGEST 32 /* bytes of a SHA-256 */
+
+/* --- say.c: words for the user ------------------------------------------------------------- */
+
+/* Print "weights: ..." to standard error, on its own line even while a progress bar is shown. */
+void say(const char *fmt, ...) WEFT_PRINTF(1, 2);
+/* The same, with weft_last_error() appended; returns code. */
+int say_weft(int code, const char *what);
+/* Seconds of the monotonic clock. */
+double seconds(void);
+/* Show how far we are, and at how many bytes a second; at most ten times a second, and only on a
+ * terminal. total 0 wipes it. */
+void show_progress(uint64_t done, uint64_t total, double rate);
+
+/* --- digest.c: SHA-256 --------------------------------------------------------------------- */
+
+/* SHA-256 of memory. */
+int digest_memory(const void *data, size_t len, uint8_t out[DIGEST]);
+/* SHA-256 of [offset, offset+len) of a file. -EIO if the file is shorter. */
+int digest_range(int fd, uint64_t offset, uint64_t len, uint8_t out[DIGEST]);
+/* SHA-256 of each piece of a file of this size, one after the other. */
+int digest_pieces(int fd, uint64_t size, uint8_t *out);
+
+/* A SHA-256 in the making. */
+struct digest;
+struct digest *digest_start(void);
+/* Add a range of a file. */
+int digest_add(struct digest *d, int fd, uint64_t offset, uint64_t len);
+/* Write the result, unless out is NULL, and free d. */
+int digest_end(struct digest *d, uint8_t out[DIGEST]);
+
+/* Call fn(arg, 0..n-1), spread over the machine's cores. Returns 0 or the first failure. */
+int for_all(size_t n, int (*fn)(void *arg, size_t i), void *arg);
+/* Cores worth using for hashing. */
+int cores(void);
+
+/* --- manifest.c: which files there are ----------------------------------------------------- */
+
+/* Most bytes of manifest that a client accepts: a million files, or 30 TiB in large ones. */
+#define MANIFEST_MAX ((uint64_t)256 << 20)
+/* A name that ends so belongs to an unfinished file: it is neither served nor accepted. */
+#define PART_SUFFIX ".part"
+
+struct entry {
+    const char *name; /* relative path, checked by name_ok */
+    uint64_t size;
+    uint32_t npieces;
+    const uint8_t *sha;    /* of the file */
+    const uint8_t *pieces; /* npieces digests, one after the other */
+};
+
+struct manifest {
+    uint8_t *blob; /* what travels; the entries point into it */
+    size_t len;
+    uint8_t id[DIGEST]; /* SHA-256 of blob */
+    struct entry *files;
+    uint32_t nfiles;
+    uint64_t bytes; /* of all files */
+};
+
+static inline uint64_t piece_len(const struct entry *e, uint32_t piece)
+{
+    uint64_t start = piece * PIECE;
+    return e->size - start < PIECE ? e->size - start : PIECE;
+}
+
+/* Is this a relative path that stays below its root and can be printed? */
+int name_ok(const char *name, size_t len);
+/* Check a blob from anywhere and list its files. On success the blob belongs to the manifest.
+ * -EPROTO if anything in it is wrong: then it stays the caller's, and the manifest is empty. */
+int manifest_parse(struct manifest *m, uint8_t *blob, size_t len);
+void manifest_free(struct manifest *m);
+
+/* What the server knows of a file beside its entry. */
+struct source {
+    char *name;
+    uint64_t size;
+    dev_t dev;
+    ino_t ino;
+    struct timespec mtime;
+    uint8_t sha[DIGEST];
+    uint8_t *pieces; /* NULL for files of one piece: sha is its digest */
+};
+/* Make the manifest of these files, which are sorted by name. */
+int manifest_build(struct manifest *m, const struct source *sources, size_t n);
+
+/* --- catalog.c: the served directory ------------------------------------------------------- */
+
+struct catalog {
+    int root;               /* the directory */
+    struct source *sources; /* in the manifest's order */
+    size_t n, cap;
+    struct manifest manifest;
+};
+/* Find and hash everything below dir. */
+int catalog_open(struct catalog *c, const char *dir);
+void catalog_close(struct catalog *c);
+/* Open the i-th file, if it is still the one that was hashed; else -ESTALE or -errno. */
+int catalog_file(const struct catalog *c, size_t i);
+
+/* --- message.c: what travels as notifications ----------------------------------------------- */
+
+#define MESSAGE_BYTES 128
+
+enum message_type {
+    MSG_HELLO = 1, /* client: what do you have? */
+    MSG_WELCOME,   /* server: len and remote of the manifest, digest is its id */
+    MSG_OPEN,      /* client: map this piece of this file, call it id */
+    MSG_WINDOW,    /* server: len and remote of piece id, or a status */
+    MSG_CLOSE      /* client: piece id was read */
+};
+
+enum message_status {
+    STATUS_OK,
+    STATUS_CHANGED,    /* the file is no longer the one in the manifest */
+    STATUS_UNREADABLE, /* the server cannot open or map it */
+    STATUS_BUSY        /* too many windows are open: ask again when one has been closed */
+};
+
+struct message {
+    enum message_type type;
+    enum message_status status;
+    uint32_t id;
+    uint32_t file;
+    uint32_t piece;
+    uint64_t len;
+    uint8_t digest[DIGEST];
+    struct weft_remote remote;
+};
+
+/* Send; it is delivered some time later. */
+int message_post(weft_conn_t conn, const struct message *m);
+void message_encode(const struct message *m, uint8_t out[MESSAGE_BYTES]);
+/* WEFT_EPROTO or WEFT_EVERSION for bytes that are not a message of this version. */
+int message_decode(const void *data, size_t len, struct message *m);
+
+/* --- store.c: the destination directory ----------------------------------------------------- */
+
+/* Open name+suffix below root without following any symbolic link. With O_CREAT, directories on
+ * the way are made. Returns a descriptor or -errno. */
+int store_open(int root, const char *name, const char *suffix, int flags);
+/* Give name its final name: take the suffix away. */
+int store_finish(int root, const char *name, const char *suffix);
+
+/* --- verify.c: what has arrived is what the manifest says ------------------------------------ */
+
+enum file_state {
+    FILE_NEW,      /* nothing was done about it in this run */
+    FILE_FETCHING, /* pieces are missing: the fetcher owns pieces and todo */
+    FILE_WHOLE,    /* all pieces are there; not known to be right: the verifier owns them */
+    FILE_DONE,     /* checked and renamed */
+    FILE_FAILED    /* given up; said why */
+};
+enum piece_state { PIECE_TODO, PIECE_BUSY, PIECE_HERE };
+
+struct target {
+    const struct entry *entry;
+    enum file_state state; /* this and the next change under verifier.lock */
+    uint32_t ready;        /* pieces [0, ready) are in place */
+    int found;             /* was there, whole and right, before this run */
+    uint8_t *pieces;       /* enum piece_state */
+    uint32_t todo;         /* pieces that are not HERE */
+    int tries;             /* times that all pieces were there and something was wrong */
+    /* the fetcher's: */
+    int begun;     /* it was opened in this run */
+    int open;      /* pieces are being fetched into fd */
+    uint32_t scan; /* no piece before it is TODO */
+    int fd;
+};
+
+/*
+ * Threads that hash files while they arrive, in the order of verifier_add, each following the
+ * prefix that is in place. A file that is right gets its final name; the bad pieces of one that
+ * is wrong go back to PIECE_TODO and its state to FILE_FETCHING.
+ */
+struct verifier {
+    int root;
+    struct target *targets;
+    uint32_t n;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    uint32_t *queue; /* files in the order added, a ring of n: each is in it at most once */
+    uint32_t head, tail;
+    uint32_t settled;  /* files that are DONE or FAILED */
+    uint32_t reopened; /* times that a file went back to FILE_FETCHING */
+    int stop;
+    pthread_t threads[16];
+    int nthreads;
+};
+int verifier_start(struct verifier *v, int root, struct target *targets, uint32_t n);
+void verifier_add(struct verifier *v, uint32_t file);
+/* Pieces [0, ready) of the file are in place; all of them: the state becomes FILE_WHOLE. */
+void verifier_ready(struct verifier *v, uint32_t file, uint32_t ready);
+/* Give a file up. */
+void verifier_fail(struct verifier *v, uint32_t file);
+void verifier_stop(struct verifier *v);
+/* Find what an earlier run left of a file: sets found, or pieces and todo. Any thread. */
+int verify_found(int root, struct target *t);
+
+/* --- session.c: the client's way to the server ----------------------------------------------- */
+
+struct session {
+    const struct pull_opts *opts;
+    weft_endpoint_t endpoint;
+    weft_conn_t conn; /* 0: none */
+    char why[256];    /* the last attempt to connect failed */
+};
+int session_open(struct session *s, const struct pull_opts *opts);
+/* Connect and say hello; tries again, for as long as opts say, while the server is away. */
+int session_connect(struct session *s, struct message *welcome);
+/* Fetch the manifest that a welcome announces. */
+int session_manifest(struct session *s, const struct message *welcome, struct manifest *m);
+/* Next message of the server: 0, WEFT_ETIMEOUT, or another code: the server is not to be trusted
+ * any more. */
+int session_message(struct session *s, int timeout_ms, struct message *m);
+/* Let go of the conn, if there is one. */
+void session_drop(struct session *s);
+void session_close(struct session *s);
+
+/* --- fetch.c: pieces that are missing are fetched --------------------------------------------- */
+
+#define MOST_DEPTH 64
+
+struct slot {
+    enum { SLOT_FREE, SLOT_ASKED, SLOT_READING } state;
+    uint32_t id, file, piece;
+    void *map; /* of the piece in the destination file */
+    size_t len;
+    weft_op_t op;
+};
+
+struct fetch {
+    struct session *session;
+    struct verifier *verifier;
+    const struct manifest *manifest;
+    struct target *targets;
+    struct slot slots[MOST_DEPTH];
+    int depth;
+    uint32_t cursor; /* no file before it has a piece to ask for */
+    uint32_t next_id;
+    uint64_t missing;         /* pieces of open or new files that are not in place */
+    uint32_t reopened;        /* of verifier.reopened, how many we have seen */
+    double asked_at;          /* with a limit: when the next piece may be asked for */
+    double heard_at;          /* when something last happened */
+    int barren;               /* losses of the server in a row without a piece between them */
+    uint64_t moved;           /* bytes read from the server */
+    uint64_t here;            /* bytes that are in place */
+    double started, moved_at; /* first ask, last piece in place */
+};
+/* Fetch until every file is done or failed. */
+int fetch_run(struct fetch *f);
+
+/* --- cat.c: the thing to compare with -------------------------------------------------------- */
+
+struct cat_result {
+    uint64_t bytes;
+    double seconds;
+};
+/* Send up to limit bytes of the files as `cat FILES | nc` would, over one loopback TCP socket,
+ * into a scratch file below root. */
+int cat_through_socket(int root, const struct manifest *m, uint64_t limit, struct cat_result *out);
+
+/* --- serve.c, pull.c: the two commands ------------------------------------------------------- */
+
+struct serve_opts {
+    const char *dir;
+    const char *listen;
+    const char *transport;
+};
+int serve(const struct serve_opts *opts);
+
+struct pull_opts {
+    const char *address;
+    const char *dest;
+    const char *transport;
+    int depth;      /* pieces in flight */
+    int retry;      /* seconds to try to reach a server that is away */
+    double limit;   /* bytes a second; 0: as fast as it goes */
+    int no_compare; /* leave out the comparison with cat */
+};
+int pull(const struct pull_opts *opts);
+
+#endif

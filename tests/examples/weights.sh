@@ -1,0 +1,249 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# One case of examples/weights over one transport: weights.sh CASE TRANSPORT WEIGHTS PROGRAMS
+#   tree     a tree of odd files arrives whole; pulling again moves nothing
+#   server   the server is killed in the middle and comes back: the same pull completes
+#   client   the client is killed in the middle: the next pull moves only what is missing
+#   corrupt  a byte of an unfinished, and one of a finished file changes: both are fetched again
+#   changed  a file changes under the server, and one is cut short: the pull says so and fails
+#   away     there is no server: the pull fails in the time it was given
+#   busy     a server that is out of windows is asked again
+#   hostile  servers that lie: nothing is written outside the destination, every pull fails
+#   stranger clients that break the rules: each loses its conn, others are served
+# PROGRAMS is the folder of weights_hostile and weights_stranger.
+set -u
+case=$1 transport=$2 weights=$3 programs=$4
+work=$(mktemp -d "${TMPDIR:-/tmp}/weights.XXXXXX") || exit 1
+src=$work/src dst=$work/dst report=$work/report
+MIB=1048576
+PIECE=$((4 * MIB))
+LINES_OF_LOG=20
+# A sanitizer's verdict must not look like a failure that a case expects.
+export ASAN_OPTIONS="${ASAN_OPTIONS:-}:exitcode=99" UBSAN_OPTIONS="exitcode=99"
+server=0
+
+cleanup() {
+    [ "$server" -ne 0 ] && kill -9 "$server"
+    wait
+    rm -rf "$work"
+} 2>/dev/null
+trap cleanup EXIT
+
+fail() {
+    echo "FAILED $case.$transport: $*"
+    for log in "$work"/*.log "$report"; do
+        [ -f "$log" ] && { echo "--- $log"; tail -n $LINES_OF_LOG "$log"; }
+    done
+    exit 1
+}
+
+random_file() { # name bytes
+    mkdir -p "$(dirname "$src/$1")"
+    head -c "$2" /dev/urandom >"$src/$1" || fail "cannot make $1"
+}
+
+# Start a program that says where it listens in the last word of its first line; sets address.
+start() {
+    "$@" >"$work/server.out" 2>>"$work/server.log" &
+    server=$!
+    for _ in $(seq 200); do
+        address=$(sed -n '1s/.* //p' "$work/server.out")
+        [ -n "$address" ] && return
+        kill -0 "$server" 2>/dev/null || fail "the server ended"
+        sleep 0.05
+    done
+    fail "the server does not say where it listens"
+}
+
+serve() { # address
+    start "$weights" serve "$src" --listen "$1" --transport "$transport"
+}
+
+stop_server() { # signal
+    kill "-$1" "$server"
+    wait "$server" 2>/dev/null
+    server=0
+} 2>/dev/null # bash tells of killed children
+
+# Start a pull; sets client. The log grows with each pull, the report is new.
+start_pull() { # options
+    "$weights" pull "$address" "$dst" --transport "$transport" --no-compare "$@" \
+        >"$report" 2>>"$work/pull.log" &
+    client=$!
+}
+
+pull() { # options
+    start_pull "$@"
+    wait "$client"
+}
+
+# A pull that must fail by itself, not by a signal or a sanitizer.
+pull_fails() { # what options
+    what=$1
+    shift
+    pull "$@"
+    status=$?
+    [ $status -eq 1 ] || fail "$what: status $status"
+}
+
+# A number of the report: bytes moved, or bytes that were here.
+moved() { sed -n 's/^moved *\([0-9]*\) bytes.*/\1/p' "$report"; }
+here() { sed -n 's/.*; \([0-9]*\) bytes were here$/\1/p' "$report"; }
+size_of_src() { find "$src" -type f -printf '%s\n' | awk '{n += $1} END {print n + 0}'; }
+
+same() { diff -r "$src" "$dst" >"$work/diff.log" || fail "the files differ"; }
+
+# Wait until at least this many bytes of the destination are in place.
+wait_for_bytes() { # bytes
+    for _ in $(seq 400); do
+        at=$(du -sB1 "$dst" 2>/dev/null | cut -f1)
+        [ "${at:-0}" -ge "$1" ] && return
+        sleep 0.05
+    done
+    fail "the pull does not advance"
+}
+
+case_tree() {
+    mkdir -p "$src/deep/er/and deeper" "$src/empty dir/gone"
+    random_file zero 0
+    random_file one 1
+    random_file page 4096
+    random_file odd $((MIB + 3))
+    random_file exact $PIECE
+    random_file "deep/er/and deeper/three pieces" $((2 * PIECE + 17))
+    random_file "deep/naïve — файл 文件.bin" 70000
+    random_file "-dash" 5
+    for i in $(seq 300); do echo "file $i" >"$src/deep/er/small $i"; done
+    ln -s /etc/passwd "$src/link"
+    serve 127.0.0.1:0
+    grep -q 'not served.*link' "$work/server.log" || fail "the link is not named"
+    pull || fail "pull: status $?"
+    rm "$src/link"
+    rmdir -p "$src/empty dir/gone" 2>/dev/null
+    same
+    [ "$(moved)" -eq "$(size_of_src)" ] || fail "moved $(moved) of $(size_of_src) bytes"
+    find "$dst" -name '*.part' | grep -q . && fail "an unfinished file is left"
+    pull || fail "second pull: status $?"
+    [ "$(moved)" -eq 0 ] || fail "the second pull moved $(moved) bytes"
+    "$weights" pull "$address" "$work/other" --transport "$transport" >"$report" || fail "compare"
+    grep -q '^cat .* GB/s' "$report" || fail "no comparison with cat"
+    stop_server TERM
+}
+
+case_server() {
+    random_file big $((6 * PIECE + 1))
+    random_file second $((2 * PIECE))
+    serve 127.0.0.1:0
+    start_pull --limit 16 --depth 4 --retry 20
+    wait_for_bytes $((2 * PIECE))
+    stop_server 9
+    sleep 0.5
+    serve "$address"
+    wait $client || fail "pull: status $?"
+    grep -q 'connected again' "$work/pull.log" || fail "the server was not lost in between"
+    same
+}
+
+case_client() {
+    random_file big $((8 * PIECE))
+    serve 127.0.0.1:0
+    start_pull --limit 16 --depth 2
+    wait_for_bytes $((4 * PIECE))
+    kill -9 $client
+    wait $client 2>/dev/null
+    [ -e "$dst/big" ] && fail "an unfinished file has its final name"
+    pull || fail "pull: status $?"
+    same
+    [ "$(here)" -ge $((2 * PIECE)) ] || fail "only $(here) bytes were kept"
+    [ $(($(here) + $(moved))) -eq $((8 * PIECE)) ] || fail "moved $(moved), kept $(here)"
+}
+
+# Change one byte: file offset.
+flip() {
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1")
+    printf "\\x$(printf %x $((byte ^ 1)))" | dd of="$1" bs=1 seek="$2" conv=notrunc status=none
+}
+
+case_corrupt() {
+    random_file a $((5 * PIECE))
+    random_file b 100000
+    serve 127.0.0.1:0
+    pull || fail "pull: status $?"
+    mv "$dst/a" "$dst/a.part"
+    flip "$dst/a.part" $((3 * PIECE + 77))
+    flip "$dst/b" 50000
+    pull || fail "second pull: status $?"
+    same
+    [ "$(moved)" -eq $((PIECE + 100000)) ] || fail "moved $(moved) bytes"
+}
+
+case_changed() {
+    random_file changed 100000
+    random_file cut $((3 * PIECE))
+    random_file good 100000
+    serve 127.0.0.1:0
+    flip "$src/changed" 5
+    truncate -s $PIECE "$src/cut"
+    pull_fails "pull of a changed file"
+    grep -q '^weights: changed: changed on the server' "$work/pull.log" || fail "not said"
+    grep -q '^weights: cut: changed on the server' "$work/pull.log" || fail "cut: not said"
+    cmp "$src/good" "$dst/good" || fail "good"
+    [ -e "$dst/changed" ] && fail "a file that changed has its final name"
+    kill -0 "$server" || fail "the server ended"
+    stop_server TERM
+    serve "$address"
+    pull || fail "pull from a server that knows the change: status $?"
+    same
+}
+
+case_away() {
+    serve 127.0.0.1:0
+    stop_server TERM
+    start_s=$SECONDS
+    pull_fails "pull without a server" --retry 1
+    [ $((SECONDS - start_s)) -le 15 ] || fail "it took $((SECONDS - start_s)) s"
+}
+
+case_hostile() {
+    names='malformed, or names a file'
+    while IFS=: read -r lie words; do
+        : >"$work/pull.log"
+        start "$programs/weights_hostile" "$lie" "$transport"
+        pull_fails "$lie" --retry 0
+        stop_server 9
+        grep -q "$words" "$work/pull.log" || fail "$lie: does not say '$words'"
+        [ -e "$work/evil" ] && fail "$lie: written outside the destination"
+        find "$dst" -type f ! -name '*.part' | grep -q . && fail "$lie: a file was finished"
+    done <<END
+climb:$names
+absolute:$names
+dot:$names
+control:$names
+huge:more than is accepted
+short:cannot read the manifest
+mute:does not answer
+wrong:SHA-256 is wrong again and again
+garbage:not a weights server
+window:without getting anything: giving up
+END
+    true
+}
+
+case_busy() {
+    start "$programs/weights_hostile" busy "$transport"
+    pull || fail "pull: status $?"
+    [ "$(moved)" -eq 100000 ] || fail "moved $(moved) bytes"
+}
+
+case_stranger() {
+    random_file a 100000
+    serve 127.0.0.1:0
+    "$programs/weights_stranger" "$address" "$transport" 2>>"$work/pull.log" || fail "stranger"
+    pull || fail "pull: status $?"
+    same
+}
+
+mkdir -p "$src"
+declare -F "case_$case" >/dev/null || fail "there is no such case"
+"case_$case"
+echo "ok $case.$transport"

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clients that break the rules of examples/weights, for weights.sh: weights_stranger ADDRESS
+ * TRANSPORT. The server must close each one's conn.
+ */
+#include <stdio.h>
+#include <time.h>
+
+#include "examples/weights/weights.h"
+
+#define WAIT_MS 10000
+#define STEP_MS 10
+
+/* What a stranger sends; the server may close the conn at the last. */
+struct breach {
+    const char *what;
+    struct message messages[3];
+    int n;
+};
+
+static const struct breach breaches[] = {
+    {"a file that there is not", {{.type = MSG_OPEN, .file = 1}}, 1},
+    {"a piece that there is not", {{.type = MSG_OPEN, .piece = 1}}, 1},
+    {"the last number of a file", {{.type = MSG_OPEN, .file = UINT32_MAX}}, 1},
+    {"one window twice", {{.type = MSG_OPEN, .id = 5}, {.type = MSG_OPEN, .id = 5}}, 2},
+    {"a window that is not open", {{.type = MSG_CLOSE, .id = 5}}, 1},
+    {"a window closed twice",
+     {{.type = MSG_OPEN, .id = 5}, {.type = MSG_CLOSE, .id = 5}, {.type = MSG_CLOSE, .id = 5}},
+     3},
+    {"an answer", {{.type = MSG_WINDOW}}, 1},
+};
+
+static weft_endpoint_t endpoint;
+
+/* 0 when the server has closed the conn. */
+static int await_down(weft_conn_t conn)
+{
+    for (int waited = 0; waited < WAIT_MS; waited += STEP_MS) {
+        struct weft_conn_info info;
+        if (weft_conn_info(conn, &info) < 0)
+            return -1;
+        if (info.state == WEFT_CONN_DOWN)
+            return 0;
+        nanosleep(&(struct timespec){.tv_nsec = STEP_MS * 1000000L}, NULL);
+        weft_endpoint_progress(endpoint, 0);
+    }
+    return -1;
+}
+
+static int try(const char *address, const struct breach *breach)
+{
+    weft_conn_t conn;
+    if (weft_endpoint_connect_to(endpoint, address, NULL, &conn) < 0) {
+        fprintf(stderr, "%s: %s\n", address, weft_last_error());
+        return 1;
+    }
+    int rc = breach ? 0 : weft_notify(conn, "not a message", 13, WAIT_MS);
+    for (int i = 0; breach && i < breach->n && rc >= 0; i++)
+        rc = message_post(conn, &breach->messages[i]);
+    int bad = rc < 0 || await_down(conn);
+    if (bad)
+        fprintf(stderr, "the server goes on with %s\n", breach ? breach->what : "garbage");
+    weft_conn_close(conn);
+    return bad;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3)
+        return 2;
+    if (weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = argv[2]), &endpoint) < 0)
+        return 1;
+    int bad = try(argv[1], NULL);
+    for (size_t i = 0; i < sizeof breaches / sizeof *breaches; i++)
+        bad |= try(argv[1], &breaches[i]);
+    weft_endpoint_close(endpoint);
+    return bad;
+}
