@@ -316,7 +316,7 @@ int weft_conn_close(weft_conn_t handle)
 
 static void describe_path(const struct weft__conn *conn, struct weft_conn_info *info)
 {
-    char where[80] = "";
+    char where[64] = "";
     if (conn->peer_addr.len && !conn->same_host_path)
         weft__address_host(&conn->peer_addr, where, sizeof where);
     snprintf(info->path, sizeof info->path, "%s, %d link%s%s%s", conn->transport, info->links,
