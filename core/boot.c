@@ -198,6 +198,9 @@ static void try_connect(struct weft__boot *boot, int error)
         }
         boot->conn->peer_addr = *a;
         watch(boot, EPOLL_CTL_ADD);
+        /* an address that swallows everything must not use up the time of the others */
+        uint64_t now = weft_now(), left = boot->deadline > now ? boot->deadline - now : 0;
+        boot->try_until = now + left / (uint64_t)(boot->naddrs - boot->addr + 1);
         return;
     }
     weft__boot_fail(boot, -error, "cannot connect to %s: %s", boot->conn->peer_text,
@@ -356,6 +359,8 @@ static void step(struct weft__boot *boot, uint64_t now)
     else if (now >= boot->deadline)
         weft__boot_fail(boot, WEFT_ETIMEOUT, "the handshake was not done in time%s%s",
                         *boot->reasons ? ": " : "", boot->reasons);
+    else if (boot->connecting && now >= boot->try_until)
+        try_connect(boot, ETIMEDOUT);
     else if (!boot->connecting && !boot->kept)
         weft__handshake_step(boot);
 }
@@ -407,8 +412,9 @@ uint64_t weft__boot_deadline(struct weft__endpoint *ep)
     if (pthread_mutex_trylock(&ep->boot_lock))
         return soon;
     for (struct weft__boot *boot = ep->boots; boot; boot = boot->next) {
-        uint64_t at = weft__handshake_joining(boot) && soon < boot->deadline ? soon
-                                                                             : boot->deadline;
+        uint64_t at = boot->connecting ? boot->try_until : boot->deadline;
+        if (weft__handshake_joining(boot) && soon < at)
+            at = soon;
         if (at < nearest)
             nearest = at;
     }

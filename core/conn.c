@@ -71,10 +71,10 @@ static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)
     conn->queued_accept = false;
 }
 
-void weft__conn_free(struct weft__conn *conn)
+/* Out of everything that leads to it. Endpoint lock held. */
+static void unlink_conn(struct weft__conn *conn)
 {
     struct weft__endpoint *ep = conn->ep;
-    pthread_mutex_lock(&ep->lock);
     if (conn->queued_accept)
         accepts_remove(ep, conn);
     if (conn->prev)
@@ -87,30 +87,50 @@ void weft__conn_free(struct weft__conn *conn)
     if (conn->passive)
         atomic_fetch_sub(&ep->reapable, 1);
     weft__msg_free_all(conn);
-    pthread_mutex_unlock(&ep->lock);
+}
+
+static void destroy(struct weft__conn *conn)
+{
     for (int i = 0; i < conn->nlinks; i++)
         free(conn->links[i]);
     free(conn);
 }
 
-void weft__conn_reap(struct weft__endpoint *ep)
+void weft__conn_free(struct weft__conn *conn)
 {
+    struct weft__endpoint *ep = conn->ep;
     pthread_mutex_lock(&ep->lock);
-    struct weft__conn *conn = ep->conns, *next;
-    for (; conn; conn = next) {
-        next = conn->next;
+    unlink_conn(conn);
+    pthread_mutex_unlock(&ep->lock);
+    destroy(conn);
+}
+
+/* The next conn that can be reaped now, unlinked; its handle is gone. Endpoint lock held. */
+static struct weft__conn *reap_one(struct weft__endpoint *ep)
+{
+    for (struct weft__conn *conn = ep->conns; conn && !ep->closing; conn = conn->next) {
         if (!conn->passive || !weft__conn_idle(conn))
             continue;
         if (weft__handle_shut(conn->handle, WEFT__CONN))
             conn->reaping = true;
         if (!conn->reaping || !weft__handle_try_drain(conn->handle))
             continue;
-        pthread_mutex_unlock(&ep->lock);
-        weft__conn_free(conn);
-        pthread_mutex_lock(&ep->lock);
-        next = ep->conns; /* the list may have changed */
+        unlink_conn(conn);
+        return conn;
     }
-    pthread_mutex_unlock(&ep->lock);
+    return NULL;
+}
+
+void weft__conn_reap(struct weft__endpoint *ep)
+{
+    for (;;) {
+        pthread_mutex_lock(&ep->lock);
+        struct weft__conn *conn = reap_one(ep);
+        pthread_mutex_unlock(&ep->lock);
+        if (!conn)
+            return;
+        destroy(conn);
+    }
 }
 
 /* --- up and down ----------------------------------------------------------------------------- */

@@ -632,9 +632,9 @@ struct weft__boot {
     struct weft__conn *conn; /* NULL: a stranger that has not said hello */
     int fd;                  /* -1: dead, to be swept */
     bool active, connecting, want_write;
-    bool kept; /* the handshake is over; EOF means that the peer died */
-    int state; /* handshake.c */
-    uint64_t deadline;
+    bool kept;                     /* the handshake is over; EOF means that the peer died */
+    int state;                     /* handshake.c */
+    uint64_t deadline, try_until;  /* of all, and of the address being tried */
     struct weft__address addrs[8]; /* active: where to try */
     int naddrs, addr;
     uint8_t *rx; /* WEFT__FRAME_MAX bytes, made when first needed */
@@ -733,7 +733,7 @@ struct weft__endpoint {
     _Atomic(bool) stop;
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
-    _Atomic(uint64_t) driven;        /* times a caller drove the lanes */
+    _Atomic(uint64_t) driven; /* times a caller drove the lanes */
     _Atomic(uint64_t) events; /* things that happened, ever */
 };
 
