@@ -358,22 +358,22 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
         return -ENOMEM;
     int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
     weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
-    *out = conn->handle;
+    weft_conn_t handle = conn->handle;
     pthread_mutex_lock(&ep->boot_lock);
     int rc = weft__boot_connect(conn, list, n, o->transport ? o->transport : "",
                                 weft__deadline(timeout));
     pthread_mutex_unlock(&ep->boot_lock);
     weft__wake(ep); /* the deadline of the handshake is new to a sleeping thread */
     if (rc == 0 && !o->nonblocking)
-        rc = weft_conn_wait(*out, timeout + 1000); /* the handshake keeps the time itself */
-    if (rc && !o->nonblocking) {
-        char text[300];
-        snprintf(text, sizeof text, "%s", weft_last_error());
-        weft_conn_close(*out);
-        *out = 0;
-        weft_fail(rc, "%s", text);
+        rc = weft_conn_wait(handle, timeout + 1000); /* the handshake keeps the time itself */
+    if (rc == 0) {
+        *out = handle;
+        return 0;
     }
-    return rc;
+    char text[300];
+    snprintf(text, sizeof text, "%s", weft_last_error());
+    weft_conn_close(handle);
+    return weft_fail(rc, "%s", text);
 }
 
 static int check_connect(const struct weft_connect_opts *opts, struct weft_connect_opts *o,
