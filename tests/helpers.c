@@ -185,6 +185,53 @@ pid_t test_fork(test_child_fn *fn, void *arg, int *fd)
     return pid;
 }
 
+/* fn NULL: end */
+struct call {
+    test_any_fn *fn;
+    size_t size;
+};
+
+static bool readable(int fd, int ms)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    return poll(&p, 1, ms) == 1;
+}
+
+void test_serve(int fd, void *self, test_run_fn *run, void (*idle)(void *self))
+{
+    static _Alignas(16) char arg[TEST_MAX_ARG + 1];
+    struct call call;
+    for (;;) {
+        while (!readable(fd, idle ? 0 : -1))
+            if (idle)
+                idle(self);
+        if (!test_recv(fd, &call, sizeof call))
+            _exit(1); /* the test is gone, and has said why */
+        if (!call.fn)
+            return;
+        if (!test_recv(fd, arg, call.size))
+            _exit(1);
+        run(self, call.fn, arg);
+        test_send(fd, arg, call.size + 1); /* one byte more: an answer of no bytes is one too */
+    }
+}
+
+void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self)
+{
+    struct call call = {fn, size};
+    char done;
+    CHECK(size <= TEST_MAX_ARG, "a call with %zu bytes of arguments", size);
+    test_send(fd, &call, sizeof call);
+    test_send(fd, arg, size);
+    TEST_UNTIL(readable(fd, idle ? 0 : 100), if (idle) idle(self), "the peer process to answer");
+    CHECK(test_recv(fd, arg, size) && test_recv(fd, &done, 1), "the peer process is gone");
+}
+
+void test_call_end(int fd)
+{
+    test_send(fd, &(struct call){NULL, 0}, sizeof(struct call));
+}
+
 void test_join(pid_t pid, int signal)
 {
     int status = 0;

@@ -118,6 +118,17 @@ void test_mem_close(struct test_mem *mem);
 /* Fork a child that runs fn(socket, arg) and exits with 0; *fd is the other end of its socket. */
 typedef void test_child_fn(int fd, void *arg);
 pid_t test_fork(test_child_fn *fn, void *arg, int *fd);
+/* A child that does what it is told: it runs functions of this program, which are at the same
+ * address in both processes, on its own `self`. A fixture casts its own function type to and from
+ * test_any_fn, and `run` does the call. */
+typedef void test_any_fn(void);
+typedef void test_run_fn(void *self, test_any_fn *fn, void *arg);
+#define TEST_MAX_ARG 16384 /* bytes of an argument */
+/* In the child, until told to end. `idle` (may be NULL) is done again and again in between. */
+void test_serve(int fd, void *self, test_run_fn *run, void (*idle)(void *self));
+/* In the parent: run fn there; its argument goes there and comes back. */
+void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self);
+void test_call_end(int fd);
 /* Wait for a child: it must exit with 0, or have been killed by `signal`. */
 void test_join(pid_t pid, int signal);
 /* All of len bytes, or fail. False: the other end is closed. */

@@ -134,14 +134,7 @@ static int map_piece(const struct target *t, struct slot *s)
     if (rc)
         return -rc;
     s->map = mmap(NULL, s->len, PROT_READ | PROT_WRITE, MAP_SHARED, t->fd, offset);
-    if (s->map == MAP_FAILED)
-        return -errno;
-#ifdef MADV_POPULATE_WRITE
-    /* Fault its pages in here, all at once, and not one by one while the data comes, as kernels
-     * before 5.14 will. */
-    madvise(s->map, s->len, MADV_POPULATE_WRITE);
-#endif
-    return 0;
+    return s->map == MAP_FAILED ? -errno : 0;
 }
 
 static int ask(struct fetch *f, struct slot *s)
@@ -156,14 +149,14 @@ static int ask(struct fetch *f, struct slot *s)
     s->state = SLOT_ASKED;
     t->pieces[s->piece] = PIECE_BUSY;
     return message_post(
-        f->peer->conn,
+        f->session->conn,
         &(struct message){.type = MSG_OPEN, .id = s->id, .file = s->file, .piece = s->piece});
 }
 
 /* May another piece be asked for, and if so, when the one after it? */
 static int within_limit(struct fetch *f, size_t len)
 {
-    double now = seconds(), limit = f->peer->opts->limit;
+    double now = seconds(), limit = f->session->opts->limit;
     if (now < f->asked_at)
         return 0;
     f->asked_at = limit > 0 ? now + (double)len / limit : 0;
@@ -216,7 +209,7 @@ static int start_read(struct fetch *f, struct slot *s, const struct message *m)
     uint8_t done[MESSAGE_BYTES];
     message_encode(&(struct message){.type = MSG_CLOSE, .id = s->id}, done);
     struct weft_local local = {.addr = s->map, .len = s->len};
-    int rc = weft_post(f->peer->conn,
+    int rc = weft_post(f->session->conn,
                        WEFT_OPTS(weft_xfer, .op = WEFT_XFER_READ, .local = &local, .nlocal = 1,
                                  .remote = &m->remote, .nremote = 1, .notify = done,
                                  .notify_len = sizeof done),
@@ -255,7 +248,7 @@ static int take_windows(struct fetch *f)
 {
     struct message m;
     int rc;
-    while ((rc = peer_message(f->peer, 0, &m)) == 0) {
+    while ((rc = session_message(f->session, 0, &m)) == 0) {
         rc = on_window(f, &m);
         if (rc < 0)
             return rc;
@@ -291,7 +284,7 @@ static int check_server(struct fetch *f)
     if (!owed)
         f->heard_at = seconds();
     struct weft_conn_info info;
-    int rc = weft_conn_info(f->peer->conn, &info);
+    int rc = weft_conn_info(f->session->conn, &info);
     if (rc < 0)
         return rc;
     if (info.state == WEFT_CONN_DOWN)
@@ -302,7 +295,7 @@ static int check_server(struct fetch *f)
 /* Close the conn and make every piece that was under way TODO again. */
 static void drop_server(struct fetch *f)
 {
-    peer_drop(f->peer);
+    session_drop(f->session);
     for (int i = 0; i < f->depth; i++) {
         struct slot *s = &f->slots[i];
         if (s->state == SLOT_READING)
@@ -315,7 +308,7 @@ static void drop_server(struct fetch *f)
 static int reach_server_again(struct fetch *f)
 {
     struct message welcome;
-    int rc = peer_connect(f->peer, &welcome);
+    int rc = session_connect(f->session, &welcome);
     if (rc)
         return rc;
     if (memcmp(welcome.digest, f->manifest->id, DIGEST)) {
@@ -346,7 +339,7 @@ static int turn(struct fetch *f)
 {
     int rc = ask_all(f), events = 0;
     if (rc >= 0)
-        rc = events = weft_endpoint_progress(f->peer->endpoint, TURN_MS);
+        rc = events = weft_endpoint_progress(f->session->endpoint, TURN_MS);
     if (rc >= 0)
         rc = take_windows(f);
     if (rc >= 0)
@@ -372,7 +365,7 @@ int fetch_run(struct fetch *f)
     int rc = 0;
     while (rc >= 0 && !settled(f)) {
         reopen_files(f);
-        if (f->peer->conn) {
+        if (f->session->conn) {
             rc = turn(f);
             if (rc < 0)
                 rc = recover(f, rc);

@@ -17,7 +17,7 @@
 struct pull {
     const struct pull_opts *opts;
     int root;
-    struct peer peer;
+    struct session session;
     struct manifest manifest;
     struct target *targets;
     struct verifier verifier;
@@ -53,10 +53,10 @@ static int meet_server(struct pull *p)
 {
     struct message welcome;
     struct weft_conn_info info;
-    int rc = peer_connect(&p->peer, &welcome);
+    int rc = session_connect(&p->session, &welcome);
     if (!rc)
-        rc = peer_manifest(&p->peer, &welcome, &p->manifest);
-    if (!rc && weft_conn_info(p->peer.conn, &info) >= 0)
+        rc = session_manifest(&p->session, &welcome, &p->manifest);
+    if (!rc && weft_conn_info(p->session.conn, &info) >= 0)
         memcpy(p->path, info.path, sizeof p->path);
     return rc;
 }
@@ -92,7 +92,7 @@ static int fetch(struct pull *p)
 {
     struct fetch *f = &p->fetch;
     struct verifier *v = &p->verifier;
-    *f = (struct fetch){.peer = &p->peer,
+    *f = (struct fetch){.session = &p->session,
                         .verifier = v,
                         .manifest = &p->manifest,
                         .targets = p->targets,
@@ -179,17 +179,17 @@ int pull(const struct pull_opts *opts)
     int rc = open_dest(&p);
     if (rc)
         return rc;
-    rc = peer_open(&p.peer, opts);
+    rc = session_open(&p.session, opts);
     if (!rc) {
         rc = meet_server(&p);
         if (!rc)
             rc = plan(&p);
         if (!rc)
             rc = fetch(&p);
-        peer_close(&p.peer);
+        session_close(&p.session);
     }
     /* The endpoint is closed and the threads are gone: now it is safe to fork. */
-    int unfinished = p.fetch.peer ? report(&p) : 0;
+    int unfinished = p.fetch.session ? report(&p) : 0;
     clean(&p);
     close(p.root);
     return rc ? rc : unfinished;

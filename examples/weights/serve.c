@@ -55,8 +55,8 @@ static uint8_t *slot_at(int slot)
 /* Put nothing into a slot. */
 static int blank(void *at, size_t len)
 {
-    void *p = mmap(at, len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-                   0);
+    void *p =
+        mmap(at, len, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return p == MAP_FAILED ? -errno : 0;
 }
 
@@ -78,8 +78,8 @@ static void on_sigbus(int sig, siginfo_t *info, void *context)
 
 static int arena_open(struct server *s)
 {
-    arena = mmap(NULL, SLOTS * PIECE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
-                 0);
+    arena =
+        mmap(NULL, SLOTS * PIECE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (arena == MAP_FAILED)
         return -errno;
     while (s->nfree < SLOTS) {

@@ -6,15 +6,12 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 /* Times that a file whose pieces are all there may turn out wrong before it is given up: the first
  * is a change on the disk or on the server, a third is no accident. */
 #define MOST_TRIES 3
-/* Hashing takes more CPU than moving: where cores are few, moving goes first. */
-#define NICE 10
 
 /* --- before the pull ----------------------------------------------------------------------- */
 
@@ -168,7 +165,6 @@ static void verify(struct verifier *v, struct target *t)
 static void *verifier_thread(void *arg)
 {
     struct verifier *v = arg;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), NICE); /* if it fails, hashing is not nice */
     pthread_mutex_lock(&v->lock);
     while (!v->stop) {
         if (v->head == v->tail) {

@@ -2,7 +2,7 @@
 /*
  * weights: what its files share, grouped by file.
  *
- * The server describes its files in one manifest, which the client reads whole, once for each conn.
+ * The server describes its files in one manifest, which the client reads whole, once a session.
  * Files are cut into pieces of PIECE bytes. For each piece the client asks the server to map it
  * (OPEN), gets a 64-byte remote (WINDOW), reads it straight into the mapped destination file, and
  * the read itself carries the notification (CLOSE) that gives the window back.
@@ -219,25 +219,25 @@ void verifier_stop(struct verifier *v);
 /* Find what an earlier run left of a file: sets found, or pieces and todo. Any thread. */
 int verify_found(int root, struct target *t);
 
-/* --- peer.c: the client's way to the server ----------------------------------------------- */
+/* --- session.c: the client's way to the server ----------------------------------------------- */
 
-struct peer {
+struct session {
     const struct pull_opts *opts;
     weft_endpoint_t endpoint;
     weft_conn_t conn; /* 0: none */
     char why[256];    /* the last attempt to connect failed */
 };
-int peer_open(struct peer *s, const struct pull_opts *opts);
+int session_open(struct session *s, const struct pull_opts *opts);
 /* Connect and say hello; tries again, for as long as opts say, while the server is away. */
-int peer_connect(struct peer *s, struct message *welcome);
+int session_connect(struct session *s, struct message *welcome);
 /* Fetch the manifest that a welcome announces. */
-int peer_manifest(struct peer *s, const struct message *welcome, struct manifest *m);
+int session_manifest(struct session *s, const struct message *welcome, struct manifest *m);
 /* Next message of the server: 0, WEFT_ETIMEOUT, or another code: the server is not to be trusted
  * any more. */
-int peer_message(struct peer *s, int timeout_ms, struct message *m);
+int session_message(struct session *s, int timeout_ms, struct message *m);
 /* Let go of the conn, if there is one. */
-void peer_drop(struct peer *s);
-void peer_close(struct peer *s);
+void session_drop(struct session *s);
+void session_close(struct session *s);
 
 /* --- fetch.c: pieces that are missing are fetched --------------------------------------------- */
 
@@ -252,7 +252,7 @@ struct slot {
 };
 
 struct fetch {
-    struct peer *peer;
+    struct session *session;
     struct verifier *verifier;
     const struct manifest *manifest;
     struct target *targets;

@@ -2,47 +2,28 @@
 /* Two sides, in one process or in two, and what tests do with them. See pair.h. */
 #include "pair.h"
 
-#include <poll.h>
-#include <sys/socket.h>
-
 /* How long pair_linger polls: well over the delay that the fault decorator is told to cause. */
 #define LINGER_MS 3
-#define MAX_ARG 8192 /* bytes of the largest argument of pair_call */
 
 /* --- calling a side ------------------------------------------------------------------------ */
 
-/* Child and parent are the same program image: a function has the same address in both. */
-struct call {
-    pair_fn *fn; /* NULL: end */
-    size_t size;
-};
-
-static bool readable(int fd)
+static void run(void *side, test_any_fn *fn, void *arg)
 {
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    return poll(&p, 1, 0) == 1;
+    ((pair_fn *)fn)(side, arg);
+}
+
+static void pump(void *side)
+{
+    side_pump(side);
 }
 
 /* Main function of side B's process: poll, and do what the test asks. */
 static void serve(int fd, void *arg)
 {
     (void)arg;
-    static _Alignas(16) char data[MAX_ARG];
     struct side side;
     side_open(&side, 0);
-    for (;;) {
-        while (!readable(fd))
-            side_pump(&side);
-        struct call call;
-        if (!test_recv(fd, &call, sizeof call))
-            _exit(1); /* the test is gone, and has said why */
-        if (!call.fn)
-            break;
-        if (call.size && !test_recv(fd, data, call.size))
-            _exit(1);
-        call.fn(&side, data);
-        test_send(fd, data, call.size + 1);
-    }
+    test_serve(fd, &side, run, pump);
     side_close(&side);
 }
 
@@ -54,17 +35,10 @@ static struct side *local_side(struct pair *p, enum who who)
 void pair_call(struct pair *p, enum who who, pair_fn *fn, void *arg, size_t size)
 {
     struct side *side = local_side(p, who);
-    if (side) {
+    if (side)
         fn(side, arg);
-        return;
-    }
-    struct call call = {fn, size};
-    char done;
-    CHECK(size < MAX_ARG, "pair_call: %zu bytes of arguments", size);
-    test_send(p->fd, &call, sizeof call);
-    test_send(p->fd, arg, size);
-    TEST_UNTIL(readable(p->fd), side_pump(&p->a), "the peer process to answer");
-    CHECK(test_recv(p->fd, arg, size) && test_recv(p->fd, &done, 1), "the peer process is gone");
+    else
+        test_call(p->fd, (test_any_fn *)fn, arg, size, pump, &p->a);
 }
 
 void pair_pump(struct pair *p)
@@ -116,7 +90,7 @@ void pair_close(struct pair *p)
     pair_linger(p);
     pair_call(p, B, linger, NULL, 0);
     if (p->pid) {
-        test_send(p->fd, &(struct call){NULL, 0}, sizeof(struct call));
+        test_call_end(p->fd);
         test_join(p->pid, 0);
         close(p->fd);
     } else {

@@ -14,7 +14,7 @@
 #define FIRST_PAUSE 0.05
 #define LAST_PAUSE 2.0
 
-int peer_open(struct peer *s, const struct pull_opts *opts)
+int session_open(struct session *s, const struct pull_opts *opts)
 {
     memset(s, 0, sizeof *s);
     s->opts = opts;
@@ -25,7 +25,7 @@ int peer_open(struct peer *s, const struct pull_opts *opts)
     return rc < 0 ? say_weft(rc, "cannot open an endpoint") : 0;
 }
 
-int peer_message(struct peer *s, int timeout_ms, struct message *m)
+int session_message(struct session *s, int timeout_ms, struct message *m)
 {
     for (;;) {
         struct weft_notif notif;
@@ -42,18 +42,18 @@ int peer_message(struct peer *s, int timeout_ms, struct message *m)
 }
 
 /* Remember why an attempt failed: in Weft's words or, if it was not a call of Weft, in ours. */
-static int because(struct peer *s, int rc, const char *why)
+static int because(struct session *s, int rc, const char *why)
 {
     snprintf(s->why, sizeof s->why, "%s", why ? why : weft_last_error());
     return rc;
 }
 
-static int hello(struct peer *s, struct message *welcome)
+static int hello(struct session *s, struct message *welcome)
 {
     int rc = message_post(s->conn, &(struct message){.type = MSG_HELLO});
     if (rc < 0)
         return because(s, rc, NULL);
-    rc = peer_message(s, ANSWER_MS, welcome);
+    rc = session_message(s, ANSWER_MS, welcome);
     if (rc == WEFT_ETIMEOUT)
         return because(s, rc, "the server does not answer");
     if (rc == WEFT_EVERSION)
@@ -63,18 +63,18 @@ static int hello(struct peer *s, struct message *welcome)
     return 0;
 }
 
-static int attempt(struct peer *s, struct message *welcome)
+static int attempt(struct session *s, struct message *welcome)
 {
-    int rc = weft_endpoint_connect_to(s->endpoint, s->opts->address,
-                                      WEFT_OPTS(weft_connect_opts, .timeout_ms = CONNECT_MS),
-                                      &s->conn);
+    int rc =
+        weft_endpoint_connect_to(s->endpoint, s->opts->address,
+                                 WEFT_OPTS(weft_connect_opts, .timeout_ms = CONNECT_MS), &s->conn);
     if (rc < 0) {
         s->conn = 0;
         return because(s, rc, NULL);
     }
     rc = hello(s, welcome);
     if (rc)
-        peer_drop(s);
+        session_drop(s);
     return rc;
 }
 
@@ -84,7 +84,7 @@ static int is_final(int rc)
     return rc == WEFT_EPROTO || rc == WEFT_EVERSION || rc == WEFT_ENODEV || rc == WEFT_ECONFIG;
 }
 
-int peer_connect(struct peer *s, struct message *welcome)
+int session_connect(struct session *s, struct message *welcome)
 {
     double until = seconds() + s->opts->retry, pause = FIRST_PAUSE;
     int said = 0;
@@ -102,7 +102,7 @@ int peer_connect(struct peer *s, struct message *welcome)
     }
 }
 
-int peer_manifest(struct peer *s, const struct message *welcome, struct manifest *m)
+int session_manifest(struct session *s, const struct message *welcome, struct manifest *m)
 {
     if (welcome->len == 0 || welcome->len > MANIFEST_MAX) {
         say("the server's manifest has %llu bytes: more than is accepted",
@@ -128,15 +128,15 @@ int peer_manifest(struct peer *s, const struct message *welcome, struct manifest
     return rc;
 }
 
-void peer_drop(struct peer *s)
+void session_drop(struct session *s)
 {
     if (s->conn)
         weft_conn_close(s->conn);
     s->conn = 0;
 }
 
-void peer_close(struct peer *s)
+void session_close(struct session *s)
 {
-    peer_drop(s);
+    session_drop(s);
     weft_endpoint_close(s->endpoint);
 }
