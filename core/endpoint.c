@@ -120,7 +120,7 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     int rc = weft_random(ep->uuid, sizeof ep->uuid);
     if (rc)
         return rc;
-    ep->gpu = weft__gpu_find(o->gpu ? o->gpu : weft_config_str("WEFT_GPU"));
+    ep->gpu = weft_gpu_find(o->gpu);
     if (!ep->gpu)
         return WEFT_ENODEV;
     rc = weft__boot_open(ep, o->listen ? o->listen : weft_config_str("WEFT_LISTEN"));

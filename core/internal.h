@@ -117,7 +117,6 @@ int weft__address_list(const struct weft__address *bound, struct weft__address *
 /* i-th transport (0 <= i), best first within the built-in table; NULL past the end. */
 const struct weft_transport *weft__transport_at(int i);
 const struct weft_transport *weft__transport_find(const char *name);
-const struct weft_gpu_backend *weft__gpu_find(const char *name);
 /* The transports a policy text ("auto", "tcp", "local,tcp") names, in order of preference.
  * Returns how many, or a code with a sentence naming the unknown one. */
 int weft__transport_select(const char *policy, const struct weft_transport **list, int max);

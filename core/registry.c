@@ -278,9 +278,11 @@ int weft__nic_open(const struct weft_transport *transport, const char *fault,
     return wrap(transport, fault, opts, nic);
 }
 
-const struct weft_gpu_backend *weft__gpu_find(const char *name)
+const struct weft_gpu_backend *weft_gpu_find(const char *name)
 {
     pthread_once(&once, load_all);
+    if (!name)
+        name = weft_config_str("WEFT_GPU");
     bool any = !*name || !strcmp(name, "auto");
     const struct weft_gpu_backend *best = NULL;
     for (int i = 0; i < ngpus; i++) {

@@ -122,6 +122,10 @@ struct weft_gpu_backend {
     const struct weft_gpu_ops *ops;
 };
 
+/* Backend by name; "auto": the first that has a device; NULL: what WEFT_GPU says. For callers that
+ * want device memory without a vendor's library. NULL and a sentence if there is none. */
+WEFT_API const struct weft_gpu_backend *weft_gpu_find(const char *name);
+
 /* A module exports this function under this name. */
 typedef const struct weft_gpu_backend *weft_module_gpu_fn(void);
 #define WEFT_MODULE_GPU "weft_module_gpu"
