@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What weft_info tells, as text and as JSON. */
+#include "info.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common.h"
+
+static const struct {
+    uint32_t bit;
+    const char *name;
+} mem_kinds[] = {
+    {WEFT_MEM_HOST, "host"},
+    {WEFT_MEM_DMABUF, "dmabuf"},
+    {WEFT_MEM_PEER, "peer"},
+};
+#define MEM_KINDS (sizeof mem_kinds / sizeof *mem_kinds)
+
+static const char *order_name(const struct weft_nic_attr *a)
+{
+    return a->order == WEFT_ORDER_LINK ? "link" : "none";
+}
+
+static const char *done_name(const struct weft_nic_attr *a)
+{
+    return a->done == WEFT_DONE_DELIVERED ? "delivered" : "sent";
+}
+
+/* --- text ---------------------------------------------------------------------------------- */
+
+static void add_word(char text[INFO_TEXT_MAX], const char *word)
+{
+    size_t used = strlen(text);
+    snprintf(text + used, INFO_TEXT_MAX - used, "%s%s", used ? " " : "", word);
+}
+
+/* Appends to a list of attributes. */
+struct list {
+    struct info_attr *at;
+    int n;
+};
+
+static char *add(struct list *list, const char *name)
+{
+    struct info_attr *a = &list->at[list->n++];
+    a->name = name;
+    a->text[0] = '\0';
+    return a->text;
+}
+
+static void add_text(struct list *list, const char *name, const char *text)
+{
+    snprintf(add(list, name), INFO_TEXT_MAX, "%s", text);
+}
+
+static void add_size(struct list *list, const char *name, uint64_t bytes)
+{
+    char text[SIZE_TEXT_MAX];
+    add_text(list, name, bytes == UINT64_MAX ? "unlimited" : size_format(bytes, text));
+}
+
+static void add_number(struct list *list, const char *name, uint64_t value)
+{
+    snprintf(add(list, name), INFO_TEXT_MAX, "%" PRIu64, value);
+}
+
+static void add_flag(struct list *list, const char *name, int value)
+{
+    add_text(list, name, value ? "yes" : "no");
+}
+
+int info_attrs(const char *transport, const char *device, struct info_attr *attrs)
+{
+    struct weft_nic_attr a;
+    struct list list = {.at = attrs};
+    int rc = weft_device_attr(transport, device, &a);
+    if (rc < 0)
+        return rc;
+    char *ops = add(&list, "operations");
+    for (int op = 0; op < WEFT_OP_COUNT; op++)
+        if (a.ops & WEFT_OP_BIT(op))
+            add_word(ops, weft_op_name((enum weft_op)op));
+    char *kinds = add(&list, "memory");
+    for (size_t i = 0; i < MEM_KINDS; i++)
+        if (a.mem_kinds & mem_kinds[i].bit)
+            add_word(kinds, mem_kinds[i].name);
+    add_text(&list, "order", order_name(&a));
+    add_text(&list, "done means", done_name(&a));
+    add_number(&list, "immediate bits", a.imm_bits);
+    add_size(&list, "max inline", a.max_inline);
+    add_size(&list, "max send", a.max_send);
+    add_size(&list, "max message", a.max_msg);
+    add_number(&list, "max pieces", a.max_iov);
+    add_number(&list, "depth", a.tx_depth);
+    add_flag(&list, "local reg", a.local_reg);
+    add_flag(&list, "chosen keys", a.chosen_keys);
+    add_flag(&list, "target polls", a.target_progress);
+    add_flag(&list, "sees death", a.peer_death);
+    add_flag(&list, "scatters", a.rx_scatter);
+    return list.n;
+}
+
+const char *info_rate(uint64_t bits_per_s, char text[INFO_TEXT_MAX])
+{
+    snprintf(text, INFO_TEXT_MAX, "%g Gbit/s", (double)bits_per_s / 1e9);
+    return text;
+}
+
+const char *info_source(enum weft_config_source source)
+{
+    switch (source) {
+    case WEFT_FROM_DEFAULT:
+        return "default";
+    case WEFT_FROM_ENVIRONMENT:
+        return "environment";
+    default:
+        return "program";
+    }
+}
+
+/* --- JSON ---------------------------------------------------------------------------------- */
+
+static cJSON *attributes_json(const struct weft_nic_attr *a)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON *ops = cJSON_AddArrayToObject(o, "ops");
+    for (int op = 0; op < WEFT_OP_COUNT; op++)
+        if (a->ops & WEFT_OP_BIT(op))
+            cJSON_AddItemToArray(ops, cJSON_CreateString(weft_op_name((enum weft_op)op)));
+    cJSON *kinds = cJSON_AddArrayToObject(o, "mem_kinds");
+    for (size_t i = 0; i < MEM_KINDS; i++)
+        if (a->mem_kinds & mem_kinds[i].bit)
+            cJSON_AddItemToArray(kinds, cJSON_CreateString(mem_kinds[i].name));
+    cJSON_AddStringToObject(o, "order", order_name(a));
+    cJSON_AddStringToObject(o, "done", done_name(a));
+    cJSON_AddNumberToObject(o, "imm_bits", a->imm_bits);
+    cJSON_AddNumberToObject(o, "max_inline", a->max_inline);
+    cJSON_AddNumberToObject(o, "max_send", a->max_send);
+    cJSON_AddNumberToObject(o, "max_msg", (double)a->max_msg);
+    cJSON_AddNumberToObject(o, "max_iov", a->max_iov);
+    cJSON_AddNumberToObject(o, "tx_depth", a->tx_depth);
+    cJSON_AddBoolToObject(o, "local_reg", a->local_reg);
+    cJSON_AddBoolToObject(o, "chosen_keys", a->chosen_keys);
+    cJSON_AddBoolToObject(o, "target_progress", a->target_progress);
+    cJSON_AddBoolToObject(o, "peer_death", a->peer_death);
+    cJSON_AddBoolToObject(o, "rx_scatter", a->rx_scatter);
+    return o;
+}
+
+/* Common to transports, devices and GPU backends. */
+static cJSON *entry_json(const char *name, const char *summary, int usable, const char *reason)
+{
+    cJSON *o = cJSON_CreateObject();
+    cJSON_AddStringToObject(o, "name", name);
+    cJSON_AddStringToObject(o, "summary", summary);
+    cJSON_AddBoolToObject(o, "usable", usable);
+    cJSON_AddStringToObject(o, "reason", usable ? "" : reason);
+    return o;
+}
+
+static cJSON *devices_json(const char *transport)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_device_info d;
+    struct weft_nic_attr attr;
+    for (int j = 0; weft_device_info(transport, j, &d) == 0; j++) {
+        cJSON *o = entry_json(d.name, d.summary, d.usable, d.reason);
+        cJSON_AddNumberToObject(o, "numa", d.numa);
+        cJSON_AddStringToObject(o, "pci", d.pci);
+        cJSON_AddNumberToObject(o, "bits_per_s", (double)d.bits_per_s);
+        if (d.usable && weft_device_attr(transport, d.name, &attr) == 0)
+            cJSON_AddItemToObject(o, "attributes", attributes_json(&attr));
+        cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+static cJSON *transports_json(void)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_transport_info t;
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++) {
+        cJSON *o = entry_json(t.name, t.summary, t.usable, t.reason);
+        cJSON_AddNumberToObject(o, "priority", t.priority);
+        cJSON_AddBoolToObject(o, "from_module", t.from_module);
+        cJSON_AddItemToObject(o, "devices", devices_json(t.name));
+        cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+static cJSON *gpus_json(void)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_gpu_info g;
+    for (int i = 0; weft_gpu_info(i, &g) == 0; i++) {
+        cJSON *o = entry_json(g.name, g.summary, g.usable, g.reason);
+        cJSON_AddNumberToObject(o, "ndevices", g.ndevices);
+        cJSON_AddBoolToObject(o, "from_module", g.from_module);
+        cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+static cJSON *config_json(void)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_config_item item;
+    for (int i = 0; weft_config_get(i, &item) == 0; i++) {
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "name", item.name);
+        cJSON_AddStringToObject(o, "type", item.type);
+        cJSON_AddStringToObject(o, "value", item.value);
+        cJSON_AddStringToObject(o, "default", item.preset);
+        cJSON_AddStringToObject(o, "source", info_source(item.source));
+        cJSON_AddStringToObject(o, "help", item.help);
+        cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+cJSON *info_json(void)
+{
+    cJSON *all = cJSON_CreateObject();
+    if (!all)
+        return NULL;
+    cJSON_AddStringToObject(all, "version", weft_version());
+    cJSON_AddItemToObject(all, "transports", transports_json());
+    cJSON_AddItemToObject(all, "gpus", gpus_json());
+    cJSON_AddItemToObject(all, "settings", config_json());
+    return all;
+}

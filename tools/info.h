@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What weft_info tells, as text and as JSON. */
+#ifndef WEFT_TOOLS_INFO_H
+#define WEFT_TOOLS_INFO_H
+
+#include <cjson/cJSON.h>
+#include <stdint.h>
+
+#include "weft.h"
+
+#define INFO_TEXT_MAX 160
+#define INFO_MAX_ATTRS 16
+
+/* One attribute of a device, for people. */
+struct info_attr {
+    const char *name;
+    char text[INFO_TEXT_MAX];
+};
+
+/* Attributes of a device. Returns how many (at most INFO_MAX_ATTRS), or a code. */
+int info_attrs(const char *transport, const char *device, struct info_attr *list);
+/* "400 Gbit/s". Returns text. */
+const char *info_rate(uint64_t bits_per_s, char text[INFO_TEXT_MAX]);
+/* "default", "environment", "program" */
+const char *info_source(enum weft_config_source source);
+/* Everything. NULL when out of memory. */
+cJSON *info_json(void);
+
+#endif

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line of weft_perf. */
+#include "perf_args.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common.h"
+#include "weft.h"
+
+#define END(status) (1 + (status))
+
+static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "notify", "add"};
+
+/* Measured when --sizes is not given: small, page, socket buffer, cache, memory. Notifications are
+ * small things. */
+#define DEFAULT_SIZES "8,64,1K,8K,64K,1M,8M,64M"
+#define DEFAULT_NOTIFY_SIZES "8,64,1K,8K,64K"
+#define ADD_SIZES "8"
+
+static const char usage_text[] =
+    "Usage: weft_perf write|read|send|notify|add --local [OPTION]...\n"
+    "       weft_perf TEST --listen [[HOST]:PORT] [OPTION]...    on one side, then\n"
+    "       weft_perf TEST --connect HOST[:PORT] [OPTION]...     on the other\n"
+    "\n"
+    "Measures what Weft moves, and checks that it arrived.\n"
+    "\n"
+    "      --local               run both sides here, in two processes\n"
+    "      --listen [HOST:PORT]  be the target (all interfaces unless HOST is given)\n"
+    "      --connect HOST[:PORT] be the initiator: its options decide what is measured\n"
+    "  -t, --transport LIST      use only these transports, best first\n"
+    "  -s, --sizes LIST          bytes: 8,4K,1M..64M (A..B doubles)\n"
+    "  -n, --iters N             operations per size (default: about a second)\n"
+    "  -d, --depth N             operations in flight (default 64, at most 256 MiB;\n"
+    "                            1 measures latency, for send as a ping-pong)\n"
+    "  -i, --iovs N              pieces of each operation, each of the size measured\n"
+    "  -T, --threads N           threads, each with an endpoint and a conn of its own\n"
+    "  -b, --bidir               both sides initiate\n"
+    "  -m, --mem host|gpu        memory of this side (default host)\n"
+    "  -g, --gpu NAME            GPU backend for --mem gpu\n"
+    "  -p, --progress-threads N  let N threads of the endpoint move the bytes\n"
+    "      --verify, --no-verify check every byte outside the timing (default: yes)\n"
+    "      --timeout SECONDS     longest time for one size (default 300)\n"
+    "  -j, --json FILE           results as JSON, - for standard output\n"
+    "  -V, --version\n"
+    "  -h, --help\n";
+
+enum { OPT_LOCAL = 256, OPT_LISTEN, OPT_CONNECT, OPT_VERIFY, OPT_NO_VERIFY, OPT_TIMEOUT };
+
+static const struct option options[] = {
+    {"local", no_argument, NULL, OPT_LOCAL},
+    {"listen", optional_argument, NULL, OPT_LISTEN},
+    {"connect", required_argument, NULL, OPT_CONNECT},
+    {"transport", required_argument, NULL, 't'},
+    {"sizes", required_argument, NULL, 's'},
+    {"iters", required_argument, NULL, 'n'},
+    {"depth", required_argument, NULL, 'd'},
+    {"iovs", required_argument, NULL, 'i'},
+    {"threads", required_argument, NULL, 'T'},
+    {"bidir", no_argument, NULL, 'b'},
+    {"mem", required_argument, NULL, 'm'},
+    {"gpu", required_argument, NULL, 'g'},
+    {"progress-threads", required_argument, NULL, 'p'},
+    {"verify", no_argument, NULL, OPT_VERIFY},
+    {"no-verify", no_argument, NULL, OPT_NO_VERIFY},
+    {"timeout", required_argument, NULL, OPT_TIMEOUT},
+    {"json", required_argument, NULL, 'j'},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
+const char *perf_test_name(enum perf_test test)
+{
+    return test_names[test];
+}
+
+static int test_find(const char *name)
+{
+    for (int i = 0; i < PERF_TESTS; i++)
+        if (!strcmp(test_names[i], name))
+            return i;
+    return -1;
+}
+
+static int usage_error(const char *what, const char *value)
+{
+    message(value ? "%s: %s" : "%s", what, value);
+    message("try 'weft_perf --help'");
+    return END(EXIT_USAGE);
+}
+
+/* A host or host and port as typed -> with port. "[V6]" and "V6" are hosts without one. */
+static int set_role(struct perf_args *args, enum perf_role role, const char *address)
+{
+    if (args->role != PERF_NO_ROLE)
+        return usage_error("give one of --local, --listen, --connect", NULL);
+    args->role = role;
+    const char *text = address ? address : "";
+    const char *bracket = strrchr(text, ']'), *colon = strrchr(text, ':');
+    bool bare_v6 = !bracket && colon && strchr(text, ':') != colon;
+    bool has_port = colon && !bare_v6 && (!bracket || colon > bracket);
+    char port[8] = "";
+    if (!has_port)
+        snprintf(port, sizeof port, ":%d", PERF_PORT);
+    int n = snprintf(args->address, sizeof args->address, "%s%s%s%s", bare_v6 ? "[" : "", text,
+                     bare_v6 ? "]" : "", port);
+    if ((size_t)n >= sizeof args->address)
+        return usage_error("address is too long", address);
+    return 0;
+}
+
+/* --listen takes the next word as its address if that is neither an option nor a test. */
+static int set_listen(struct perf_args *args, int argc, char **argv)
+{
+    const char *address = optarg;
+    if (!address && optind < argc && argv[optind][0] != '-' && test_find(argv[optind]) < 0)
+        address = argv[optind++];
+    return set_role(args, PERF_LISTEN, address);
+}
+
+static int set_number(const char *name, long long least, long long most, uint32_t *out)
+{
+    long long value;
+    if (number_parse(optarg, least, most, &value)) {
+        message("%s '%s': a number from %lld to %lld is needed", name, optarg, least, most);
+        return END(EXIT_USAGE);
+    }
+    *out = (uint32_t)value;
+    return 0;
+}
+
+static int set_sizes(struct perf_args *args, const char *text)
+{
+    args->nsizes = size_list_parse(text, args->sizes, PERF_MAX_SIZES);
+    return args->nsizes < 0 ? usage_error("--sizes is not a list of sizes", text) : 0;
+}
+
+static int set_mem(struct perf_args *args)
+{
+    args->gpu_mem = !strcmp(optarg, "gpu");
+    if (!args->gpu_mem && strcmp(optarg, "host"))
+        return usage_error("--mem is neither host nor gpu", optarg);
+    return 0;
+}
+
+static int set_counts(int option, struct perf_args *args)
+{
+    uint32_t value = 0;
+    int rc = 0;
+    switch (option) {
+    case 'n':
+        rc = set_number("--iters", 1, UINT32_MAX, &value);
+        args->iters = value;
+        return rc;
+    case 'd':
+        return set_number("--depth", 1, PERF_MAX_DEPTH, &args->depth);
+    case 'i':
+        return set_number("--iovs", 1, PERF_MAX_IOVS, &args->iovs);
+    case 'T':
+        return set_number("--threads", 1, PERF_MAX_THREADS, &args->threads);
+    case 'p':
+        rc = set_number("--progress-threads", 0, PERF_MAX_THREADS, &value);
+        args->progress_threads = (int)value;
+        return rc;
+    case OPT_TIMEOUT:
+        rc = set_number("--timeout", 1, 86400, &value);
+        args->timeout_s = (int)value;
+        return rc;
+    default:
+        return END(EXIT_USAGE); /* getopt has said what is wrong */
+    }
+}
+
+static int set_option(int option, int argc, char **argv, struct perf_args *args)
+{
+    switch (option) {
+    case OPT_LOCAL:
+        return set_role(args, PERF_LOCAL, "127.0.0.1:0");
+    case OPT_LISTEN:
+        return set_listen(args, argc, argv);
+    case OPT_CONNECT:
+        return set_role(args, PERF_CONNECT, optarg);
+    case 't':
+        args->transport = optarg;
+        return 0;
+    case 's':
+        return set_sizes(args, optarg);
+    case 'b':
+        args->bidir = true;
+        return 0;
+    case 'm':
+        return set_mem(args);
+    case 'g':
+        args->gpu = optarg;
+        return 0;
+    case OPT_VERIFY:
+    case OPT_NO_VERIFY:
+        args->verify = option == OPT_VERIFY;
+        return 0;
+    case 'j':
+        args->json = optarg;
+        return 0;
+    case 'V':
+        printf("weft_perf %s\n", weft_version());
+        return END(EXIT_OK);
+    case 'h':
+        fputs(usage_text, stdout);
+        return END(EXIT_OK);
+    default:
+        return set_counts(option, args);
+    }
+}
+
+/* What does not go together. */
+static int check(struct perf_args *args)
+{
+    const char *test = perf_test_name(args->test);
+    if (args->role == PERF_NO_ROLE)
+        return usage_error("give one of --local, --listen, --connect", NULL);
+    if (args->iovs > 1 && (args->test == PERF_NOTIFY || args->test == PERF_ADD))
+        return usage_error("--iovs does not apply to", test);
+    if (args->gpu_mem && args->test == PERF_NOTIFY)
+        return usage_error("--mem gpu does not apply to", test);
+    if (args->bidir && args->test == PERF_SEND && args->depth == 1)
+        return usage_error("send --depth 1 is a ping-pong: --bidir does not apply", NULL);
+    for (int i = 0; args->test == PERF_ADD && i < args->nsizes; i++)
+        if (args->sizes[i] != sizeof(uint64_t))
+            return usage_error("add moves 8 bytes: --sizes does not apply", NULL);
+    if (args->nsizes)
+        return 0;
+    return set_sizes(args, args->test == PERF_ADD      ? ADD_SIZES
+                           : args->test == PERF_NOTIFY ? DEFAULT_NOTIFY_SIZES
+                                                       : DEFAULT_SIZES);
+}
+
+int perf_args_parse(int argc, char **argv, struct perf_args *args)
+{
+    *args = (struct perf_args){.depth = PERF_DEFAULT_DEPTH,
+                               .iovs = 1,
+                               .threads = 1,
+                               .timeout_s = PERF_DEFAULT_TIMEOUT_S,
+                               .verify = true};
+    int option;
+    while ((option = getopt_long(argc, argv, "t:s:n:d:i:T:bm:g:p:j:Vh", options, NULL)) != -1) {
+        int rc = set_option(option, argc, argv, args);
+        if (rc)
+            return rc;
+    }
+    if (optind >= argc)
+        return usage_error("name a test: write, read, send, notify or add", NULL);
+    int test = test_find(argv[optind]);
+    if (test < 0)
+        return usage_error("there is no test named", argv[optind]);
+    if (optind + 1 < argc)
+        return usage_error("one test at a time; unexpected", argv[optind + 1]);
+    args->test = (enum perf_test)test;
+    return check(args);
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that is measured, and the bytes in it. A region holds slots; a slot holds the pieces of
+ * one operation in flight. Every byte of a run's contents follows from its seed.
+ */
+#ifndef WEFT_TOOLS_PERF_MEM_H
+#define WEFT_TOOLS_PERF_MEM_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "weft.h"
+
+struct weft_gpu;
+
+/* Most bytes of one direction and thread in flight. */
+#define PERF_WINDOW ((uint64_t)256 << 20)
+/* Pieces begin at multiples of a cache line. */
+#define PERF_ALIGN 64u
+
+struct perf_layout {
+    uint64_t bytes; /* of a piece */
+    uint32_t iovs;  /* pieces of a slot */
+    uint32_t slots;
+    uint64_t stride; /* from piece to piece */
+};
+
+/* As many slots as asked for, but no more than fit in PERF_WINDOW; at least one. Returns -1 if
+ * a slot is larger than an address space. */
+int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_layout *layout);
+static inline uint64_t perf_layout_offset(const struct perf_layout *l, uint32_t slot,
+                                          uint32_t piece)
+{
+    return ((uint64_t)slot * l->iovs + piece) * l->stride;
+}
+static inline uint64_t perf_layout_size(const struct perf_layout *l)
+{
+    return perf_layout_offset(l, l->slots, 0);
+}
+
+struct perf_region {
+    struct weft_gpu *gpu; /* NULL: host memory */
+    uint8_t *addr;        /* NULL: no memory */
+    uint64_t len;
+    weft_mem_t mem;
+};
+
+/* These return -1 after perf_fail. gpu_name is used with gpu: NULL is the default backend. */
+int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len, bool gpu,
+                     const char *gpu_name);
+/* Free the memory. Its endpoint is closed before: operations that failed may still name it. */
+void perf_region_close(struct perf_region *region);
+
+/* What slots of a region hold before and after a run. */
+enum perf_contents {
+    PERF_DATA, /* what is to be moved */
+    PERF_BLANK /* differs from PERF_DATA in every byte */
+};
+int perf_region_fill(const struct perf_region *region, const struct perf_layout *layout,
+                     uint64_t seed, enum perf_contents contents);
+/* 1: the first n slots hold PERF_DATA; 0: they do not, and a message has said where; -1. */
+int perf_region_check(const struct perf_region *region, const struct perf_layout *layout,
+                      uint64_t seed, uint32_t n);
+/* The same for bytes that are one piece. */
+bool perf_bytes_check(const void *data, uint64_t len, uint64_t seed, uint32_t slot);
+
+/* One word per slot: what additions start from, and what each adds. */
+uint64_t perf_add_start(uint64_t seed, uint32_t slot);
+uint64_t perf_add_value(uint64_t seed, uint32_t slot);
+/* Read or write the first word of a slot. */
+int perf_word_get(const struct perf_region *region, const struct perf_layout *layout,
+                  uint32_t slot, uint64_t *word);
+int perf_word_put(const struct perf_region *region, const struct perf_layout *layout,
+                  uint32_t slot, uint64_t word);
+
+#endif

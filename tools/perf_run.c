@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One thread's part of one size: the loop, and what it does in each turn. */
+#include "perf_run.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+#include "perf_fail.h"
+
+/* Turns between looks at the clock, the stop flag and the control conn: some microseconds. */
+#define LOOK_EVERY 64
+/* Turns in which nothing happened before the core is offered to others: tens of microseconds, so
+ * a ping-pong never gives it up, and more spinning threads than cores still get on. */
+#define YIELD_EVERY 512
+/* With progress threads: how long one turn sleeps for an operation. */
+#define SLEEP_MS 1
+
+static const enum weft_xfer_op xfer_ops[PERF_TESTS] = {
+    WEFT_XFER_WRITE, WEFT_XFER_READ, WEFT_XFER_SEND, WEFT_XFER_NOTIFY, WEFT_XFER_ADD,
+};
+
+bool perf_active(const struct perf_worker *w)
+{
+    return w->initiator || w->run.bidir || w->run.pingpong;
+}
+
+bool perf_passive(const struct perf_worker *w)
+{
+    return !w->initiator || w->run.bidir || w->run.pingpong;
+}
+
+/* --- operations of this side --------------------------------------------------------------- */
+
+static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_ring *ring,
+                                 uint64_t i)
+{
+    return &ring->slots[i % w->run.layout.slots];
+}
+
+static int post_mine(struct perf_worker *w, bool more)
+{
+    struct perf_slot *slot = slot_at(w, &w->mine, w->mine.posted);
+    struct weft_xfer xfer = {.struct_size = sizeof xfer,
+                             .op = xfer_ops[w->run.test],
+                             .flags = more ? WEFT_XFER_MORE : 0};
+    if (w->run.test == PERF_NOTIFY) {
+        xfer.notify = slot->local->addr;
+        xfer.notify_len = slot->local->len;
+    } else if (w->run.test == PERF_ADD) {
+        uint32_t index = (uint32_t)(slot - w->mine.slots);
+        xfer.value = perf_add_value(w->seed_mine, index);
+        xfer.result = &slot->result;
+    } else {
+        xfer.local = slot->local;
+        xfer.nlocal = w->run.layout.iovs;
+    }
+    if (w->run.test == PERF_WRITE || w->run.test == PERF_READ || w->run.test == PERF_ADD) {
+        xfer.remote = w->remotes;
+        xfer.nremote = w->run.layout.iovs;
+        xfer.remote_offset = slot->offset;
+    }
+    slot->posted_at = now_ns();
+    return weft_post(w->conn, &xfer, &slot->op);
+}
+
+/* How many operations may have been posted by now. */
+static uint64_t post_limit(const struct perf_worker *w)
+{
+    uint64_t limit = w->mine.done + w->run.layout.slots;
+    if (w->run.pingpong) { /* the initiator begins, then each answers the other */
+        uint64_t turn = w->arrived + (w->initiator ? 1 : 0);
+        limit = turn < limit ? turn : limit;
+    }
+    return limit < w->run.iters ? limit : w->run.iters;
+}
+
+static int post_more(struct perf_worker *w)
+{
+    uint64_t limit = post_limit(w);
+    while (w->mine.posted < limit) {
+        int rc = post_mine(w, w->mine.posted + 1 < limit);
+        if (rc == WEFT_EAGAIN)
+            return 0;
+        if (rc < 0)
+            return perf_fail("cannot post operation %" PRIu64 ": %s", w->mine.posted,
+                             weft_last_error());
+        if (w->mine.posted++ == 0)
+            w->started_ns = w->mine.slots[0].posted_at;
+    }
+    return 0;
+}
+
+/* Has the op ended? 1, 0, or -1 after perf_fail. With progress threads it sleeps for it. */
+static int op_ended(const struct perf_worker *w, weft_op_t op, const char *what,
+                    struct weft_op_status *status)
+{
+    int rc;
+    if (w->sleep_ms) {
+        rc = weft_op_wait(op, w->sleep_ms, status);
+        rc = rc == 0 ? 1 : rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN ? 0 : rc;
+    } else {
+        rc = weft_op_poll(op, status);
+    }
+    if (rc < 0)
+        return perf_fail("%s failed: %s", what,
+                         status->text[0] ? status->text : weft_strerror(rc));
+    return rc;
+}
+
+static int collect_mine(struct perf_worker *w)
+{
+    struct weft_op_status status = {0};
+    uint64_t now = 0;
+    while (w->mine.done < w->mine.posted) {
+        struct perf_slot *slot = slot_at(w, &w->mine, w->mine.done);
+        int rc = op_ended(w, slot->op, perf_test_name(w->run.test), &status);
+        if (rc <= 0)
+            return rc;
+        now = now ? now : now_ns();
+        if (!w->run.pingpong)
+            perf_hist_add(&w->hist, now - slot->posted_at);
+        if (++w->mine.done == w->run.iters)
+            w->ended_ns = now;
+    }
+    return 0;
+}
+
+/* --- operations of the peer ---------------------------------------------------------------- */
+
+static int post_recv(struct perf_worker *w)
+{
+    struct perf_slot *slot = slot_at(w, &w->recvs, w->recvs.posted);
+    int rc = weft_post(w->conn,
+                       WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = slot->local,
+                                 .nlocal = w->run.layout.iovs),
+                       &slot->op);
+    if (rc < 0)
+        return perf_fail("cannot post a receive: %s", weft_last_error());
+    w->recvs.posted++;
+    return 0;
+}
+
+static int collect_recvs(struct perf_worker *w)
+{
+    struct weft_op_status status = {0};
+    uint64_t want = w->run.layout.bytes * w->run.layout.iovs;
+    while (w->recvs.done < w->recvs.posted) {
+        struct perf_slot *slot = slot_at(w, &w->recvs, w->recvs.done);
+        int rc = op_ended(w, slot->op, "receive", &status);
+        if (rc <= 0)
+            return rc;
+        w->wrong_length += status.bytes != want;
+        if (w->run.pingpong && w->initiator) {
+            w->ended_ns = now_ns();
+            uint64_t round = w->ended_ns - slot_at(w, &w->mine, w->arrived)->posted_at;
+            perf_hist_add(&w->hist, round / 2);
+        }
+        w->arrived++;
+        w->recvs.done++;
+        if (w->recvs.posted < w->run.iters && post_recv(w))
+            return -1;
+    }
+    return 0;
+}
+
+/* The newest notification of each slot is kept for the check. */
+static int collect_notifs(struct perf_worker *w)
+{
+    struct weft_notif notif;
+    int rc;
+    while ((rc = weft_endpoint_notif(w->endpoint, w->sleep_ms, &notif)) == 0) {
+        if (notif.conn != w->conn) { /* of a stranger */
+            weft_notif_free(&notif);
+            continue;
+        }
+        struct weft_notif *kept = &w->notifs[w->arrived++ % w->run.layout.slots];
+        w->wrong_length += notif.len != w->run.layout.bytes;
+        if (kept->data)
+            weft_notif_free(kept);
+        *kept = notif;
+    }
+    return rc == WEFT_ETIMEOUT ? 0 : perf_fail("no notification: %s", weft_last_error());
+}
+
+static int collect_arrivals(struct perf_worker *w)
+{
+    if (w->run.test == PERF_SEND)
+        return collect_recvs(w);
+    if (w->run.test == PERF_NOTIFY && perf_passive(w))
+        return collect_notifs(w);
+    return 0;
+}
+
+/* --- the loop ------------------------------------------------------------------------------ */
+
+static bool mine_done(const struct perf_worker *w)
+{
+    if (w->run.pingpong)
+        return w->mine.done == w->mine.posted && (!w->initiator || w->arrived == w->run.iters);
+    return !perf_active(w) || w->mine.done == w->run.iters;
+}
+
+static bool all_done(const struct perf_worker *w)
+{
+    bool peer = w->peer_done || (w->initiator && !w->run.bidir);
+    return peer && mine_done(w);
+}
+
+static int look_at_control(struct perf_worker *w)
+{
+    struct perf_msg msg;
+    int rc = perf_channel_poll(&w->channel, &msg);
+    if (rc <= 0)
+        return rc;
+    if (msg.type != (w->initiator ? PERF_MSG_FINISHED : PERF_MSG_END))
+        return perf_fail("the other side says '%s' in the middle of a run",
+                         perf_msg_name(msg.type));
+    w->peer_done = true;
+    return 0;
+}
+
+/* What need not be done in every turn. */
+static int look_around(struct perf_worker *w, uint64_t deadline)
+{
+    uint64_t now = now_ns();
+    if (look_at_control(w))
+        return -1;
+    if (perf_stopped())
+        return perf_fail_stopped();
+    if (now > deadline)
+        return perf_fail("not done after %d s: %" PRIu64 " of %" PRIu64 " operations",
+                         w->run.timeout_s, w->initiator ? w->mine.done : w->arrived, w->run.iters);
+    if (w->tell)
+        w->tell(w, now);
+    if (w->run.bidir && !w->initiator && !w->told_done && mine_done(w)) {
+        w->told_done = true;
+        return perf_channel_send(&w->channel, &(struct perf_msg){.type = PERF_MSG_FINISHED});
+    }
+    return 0;
+}
+
+/* Let bytes move. Returns how much happened, or -1. */
+static int turn(const struct perf_worker *w)
+{
+    bool asleep_elsewhere = w->sleep_ms && (perf_active(w) || w->run.test == PERF_SEND ||
+                                            w->run.test == PERF_NOTIFY);
+    if (asleep_elsewhere)
+        return 1;
+    int rc = weft_endpoint_progress(w->endpoint, w->sleep_ms);
+    return rc < 0 ? perf_fail("no progress: %s", weft_last_error()) : rc;
+}
+
+int perf_run_drive(struct perf_worker *w)
+{
+    uint64_t deadline = now_ns() + (uint64_t)w->run.timeout_s * 1000000000;
+    uint32_t idle = 0;
+    for (uint32_t n = 1;; n++) {
+        if (perf_active(w) && post_more(w))
+            return -1;
+        int happened = turn(w);
+        if (happened < 0 || collect_mine(w) || collect_arrivals(w))
+            return -1;
+        if ((w->sleep_ms || n % LOOK_EVERY == 0) && look_around(w, deadline))
+            return -1;
+        if (all_done(w))
+            return 0;
+        if (happened == 0 && (++idle % YIELD_EVERY == 0 || w->args->progress_threads))
+            sched_yield();
+    }
+}
+
+int perf_run_arrivals(struct perf_worker *w)
+{
+    return turn(w) < 0 || collect_arrivals(w) ? -1 : 0;
+}
+
+/* --- before and after ---------------------------------------------------------------------- */
+
+static int ring_open(const struct perf_worker *w, struct perf_ring *ring,
+                     const struct perf_region *region)
+{
+    const struct perf_layout *l = &w->run.layout;
+    uint64_t pieces = (uint64_t)l->slots * l->iovs;
+    *ring = (struct perf_ring){.slots = calloc(l->slots, sizeof *ring->slots),
+                               .locals = calloc(pieces, sizeof *ring->locals),
+                               .offsets = calloc(pieces, sizeof *ring->offsets)};
+    if (!ring->slots || !ring->locals || !ring->offsets)
+        return perf_fail("no memory for %" PRIu64 " pieces", pieces);
+    for (uint64_t i = 0; i < pieces; i++) {
+        ring->offsets[i] = i * l->stride;
+        ring->locals[i] = (struct weft_local){
+            .addr = region->addr + ring->offsets[i], .len = l->bytes, .mem = region->mem};
+    }
+    for (uint32_t i = 0; i < l->slots; i++) {
+        ring->slots[i].local = ring->locals + (uint64_t)i * l->iovs;
+        ring->slots[i].offset = ring->offsets + (uint64_t)i * l->iovs;
+    }
+    return 0;
+}
+
+static void ring_close(struct perf_ring *ring)
+{
+    free(ring->slots);
+    free(ring->locals);
+    free(ring->offsets);
+    *ring = (struct perf_ring){0};
+}
+
+static int prepare_mine(struct perf_worker *w)
+{
+    if (ring_open(w, &w->mine, &w->out))
+        return -1;
+    if (!w->run.verify || w->run.test == PERF_ADD)
+        return 0;
+    return perf_region_fill(&w->out, &w->run.layout, w->seed_mine,
+                            w->run.test == PERF_READ ? PERF_BLANK : PERF_DATA);
+}
+
+static int prepare_words(struct perf_worker *w)
+{
+    for (uint32_t i = 0; i < w->run.layout.slots; i++)
+        if (perf_word_put(&w->in, &w->run.layout, i, perf_add_start(w->seed_theirs, i)))
+            return -1;
+    return 0;
+}
+
+static int prepare_theirs(struct perf_worker *w)
+{
+    if (w->run.test == PERF_NOTIFY) {
+        w->notifs = calloc(w->run.layout.slots, sizeof *w->notifs);
+        return w->notifs ? 0 : perf_fail("no memory for notifications");
+    }
+    if (w->run.test == PERF_ADD)
+        return prepare_words(w);
+    if (w->run.verify && perf_region_fill(&w->in, &w->run.layout, w->seed_theirs,
+                                          w->run.test == PERF_READ ? PERF_DATA : PERF_BLANK))
+        return -1;
+    if (w->run.test != PERF_SEND)
+        return 0;
+    if (ring_open(w, &w->recvs, &w->in))
+        return -1;
+    while (w->recvs.posted < w->run.layout.slots && w->recvs.posted < w->run.iters)
+        if (post_recv(w))
+            return -1;
+    return 0;
+}
+
+int perf_run_prepare(struct perf_worker *w, const struct perf_run *run)
+{
+    uint64_t other = ~run->seed; /* contents of the two directions differ */
+    w->run = *run;
+    w->seed_mine = w->initiator ? run->seed : other;
+    w->seed_theirs = w->initiator ? other : run->seed;
+    w->arrived = w->wrong_length = w->started_ns = w->ended_ns = 0;
+    w->peer_done = w->told_done = false;
+    /* Both directions at once, or answers: sleeping for one would hold up the other. */
+    bool one_way = !run->bidir && !run->pingpong;
+    w->sleep_ms = w->args->progress_threads && one_way ? SLEEP_MS : 0;
+    perf_hist_clear(&w->hist);
+    if (perf_active(w) && prepare_mine(w))
+        return -1;
+    return perf_passive(w) ? prepare_theirs(w) : 0;
+}
+
+int perf_run_aim(struct perf_worker *w, const struct perf_msg *msg)
+{
+    struct weft_remote remote;
+    struct weft_remote_info info;
+    if (!perf_active(w))
+        return 0;
+    if (msg->blob_len != sizeof remote)
+        return perf_fail("the other side has sent no description of its memory");
+    memcpy(&remote, msg->blob, sizeof remote);
+    if (weft_remote_parse(&remote, &info) || info.len < perf_layout_size(&w->run.layout))
+        return perf_fail("the other side's memory does not fit the run");
+    w->remotes = calloc(w->run.layout.iovs, sizeof *w->remotes);
+    if (!w->remotes)
+        return perf_fail("no memory for %u pieces", w->run.layout.iovs);
+    for (uint32_t i = 0; i < w->run.layout.iovs; i++)
+        w->remotes[i] = remote;
+    return 0;
+}
+
+void perf_run_finish(struct perf_worker *w)
+{
+    for (uint32_t i = 0; w->notifs && i < w->run.layout.slots; i++)
+        if (w->notifs[i].data)
+            weft_notif_free(&w->notifs[i]);
+    free(w->notifs);
+    free(w->remotes);
+    w->notifs = NULL;
+    w->remotes = NULL;
+    ring_close(&w->mine);
+    ring_close(&w->recvs);
+}

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft_info: what this build and this machine offer, and which settings are in force. */
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common.h"
+#include "info.h"
+#include "weft.h"
+
+static const char usage_text[] =
+    "Usage: weft_info [OPTION]...\n"
+    "\n"
+    "Lists the transports and GPU backends of this build, whether they can be used here,\n"
+    "and if not, why.\n"
+    "\n"
+    "  -v, --verbose  devices with what they promise, and unusable ones\n"
+    "  -c, --config   settings: name, value, where it comes from, help\n"
+    "      --json     all of it as JSON\n"
+    "  -V, --version\n"
+    "  -h, --help\n"
+    "\n"
+    "Exit status: 0; 1 if no transport can be used; 2 if an argument is wrong.\n";
+
+enum { OPT_JSON = 256 };
+
+static const struct option options[] = {
+    {"verbose", no_argument, NULL, 'v'},   {"config", no_argument, NULL, 'c'},
+    {"json", no_argument, NULL, OPT_JSON}, {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
+};
+
+static void print_attributes(const char *transport, const char *device)
+{
+    struct info_attr list[INFO_MAX_ATTRS];
+    int n = info_attrs(transport, device, list);
+    if (n < 0)
+        printf("      attributes: %s\n", weft_last_error());
+    for (int i = 0; i < n; i++)
+        printf("      %-16s %s\n", list[i].name, list[i].text);
+}
+
+static void print_devices(const char *transport, bool verbose)
+{
+    struct weft_device_info d;
+    for (int j = 0; weft_device_info(transport, j, &d) == 0; j++) {
+        if (!d.usable && !verbose)
+            continue;
+        char rate[INFO_TEXT_MAX];
+        printf("    %-14s %s%s%s%s%s\n", d.name, d.summary, d.pci[0] ? ", " : "", d.pci,
+               d.bits_per_s ? ", " : "", d.bits_per_s ? info_rate(d.bits_per_s, rate) : "");
+        if (!d.usable)
+            printf("      not usable: %s\n", d.reason);
+        else if (verbose)
+            print_attributes(transport, d.name);
+    }
+}
+
+static int print_transports(bool verbose)
+{
+    struct weft_transport_info t;
+    int usable = 0;
+    printf("transports\n");
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++) {
+        printf("  %-10s %s  %s%s\n", t.name, t.usable ? "yes" : "no ", t.summary,
+               t.from_module ? " (module)" : "");
+        if (!t.usable)
+            printf("    not usable: %s\n", t.reason);
+        if (t.usable && verbose)
+            printf("    priority %d, %d device%s\n", t.priority, t.ndevices,
+                   t.ndevices == 1 ? "" : "s");
+        print_devices(t.name, verbose);
+        usable += t.usable;
+    }
+    return usable;
+}
+
+static void print_gpus(bool verbose)
+{
+    struct weft_gpu_info g;
+    printf("GPU backends\n");
+    for (int i = 0; weft_gpu_info(i, &g) == 0; i++) {
+        printf("  %-10s %s  %s%s\n", g.name, g.usable ? "yes" : "no ", g.summary,
+               g.from_module ? " (module)" : "");
+        if (!g.usable)
+            printf("    not usable: %s\n", g.reason);
+        else if (verbose)
+            printf("    %d device%s\n", g.ndevices, g.ndevices == 1 ? "" : "s");
+    }
+}
+
+static void print_config(void)
+{
+    struct weft_config_item item;
+    for (int i = 0; weft_config_get(i, &item) == 0; i++) {
+        printf("%s=%s  (%s, %s", item.name, item.value, item.type, info_source(item.source));
+        if (item.source != WEFT_FROM_DEFAULT)
+            printf("; default %s", item.preset[0] ? item.preset : "empty");
+        printf(")\n    %s\n", item.help);
+    }
+}
+
+static int print_json(void)
+{
+    cJSON *all = info_json();
+    int rc = all ? json_write("-", all) : -1;
+    cJSON_Delete(all);
+    return rc;
+}
+
+static int count_usable(void)
+{
+    struct weft_transport_info t;
+    int usable = 0;
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++)
+        usable += t.usable;
+    return usable;
+}
+
+static int print_all(bool config, bool json, bool verbose)
+{
+    if (json)
+        return print_json() || !count_usable() ? EXIT_FAILED : EXIT_OK;
+    if (config) {
+        print_config();
+        return EXIT_OK;
+    }
+    printf("weft %s\n\n", weft_version());
+    int usable = print_transports(verbose);
+    printf("\n");
+    print_gpus(verbose);
+    return usable ? EXIT_OK : EXIT_FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    bool config = false, json = false, verbose = false;
+    int option;
+    message_name("weft_info");
+    while ((option = getopt_long(argc, argv, "vcVh", options, NULL)) != -1) {
+        switch (option) {
+        case 'v':
+            verbose = true;
+            break;
+        case 'c':
+            config = true;
+            break;
+        case OPT_JSON:
+            json = true;
+            break;
+        case 'V':
+            printf("weft_info %s\n", weft_version());
+            return EXIT_OK;
+        case 'h':
+            fputs(usage_text, stdout);
+            return EXIT_OK;
+        default:
+            return EXIT_USAGE; /* getopt has said what is wrong */
+        }
+    }
+    if (optind < argc) {
+        message("unexpected argument: %s", argv[optind]);
+        message("try 'weft_info --help'");
+        return EXIT_USAGE;
+    }
+    return print_all(config, json, verbose);
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft_perf: measures what Weft moves. Both sides, the table, the JSON. */
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common.h"
+#include "perf_args.h"
+#include "perf_fail.h"
+#include "perf_session.h"
+
+/* The other process of --local has nothing left to do when this side is done. */
+#define CHILD_END_MS 10000
+
+struct output {
+    const struct perf_args *args;
+    FILE *table;
+    cJSON *json, *results;
+    char transport[16];
+    bool wrong;
+};
+
+static void begin(const struct weft_conn_info *path, const char *mem, void *user)
+{
+    struct output *out = user;
+    cJSON_AddStringToObject(out->json, "path", path->path);
+    cJSON_AddStringToObject(out->json, "mem", mem);
+    snprintf(out->transport, sizeof out->transport, "%s", path->transport);
+    fprintf(out->table, "%s over %s, %s memory, depth %" PRIu32 ", %" PRIu32 " thread%s%s\n",
+            perf_test_name(out->args->test), path->path, mem, out->args->depth, out->args->threads,
+            out->args->threads > 1 ? "s" : "", out->args->bidir ? ", both directions" : "");
+    if (path->why[0])
+        fprintf(out->table, "path: %s\n", path->why);
+    fprintf(out->table, "%10s %6s %11s %10s %10s %11s %11s %9s  %s\n", "bytes", "iovs", "iters",
+            "GB/s", "Mops", "p50 us", "p99 us", "CPU s/GB", "path");
+    fflush(out->table);
+}
+
+static void add_json(struct output *out, const struct perf_result *r)
+{
+    cJSON *row = cJSON_CreateObject();
+    cJSON_AddNumberToObject(row, "bytes", (double)r->bytes);
+    cJSON_AddNumberToObject(row, "iovs", r->iovs);
+    cJSON_AddNumberToObject(row, "iters", (double)r->iters);
+    cJSON_AddNumberToObject(row, "GBps", r->gbps);
+    cJSON_AddNumberToObject(row, "Mops", r->mops);
+    cJSON_AddNumberToObject(row, "p50_us", r->p50_us);
+    cJSON_AddNumberToObject(row, "p99_us", r->p99_us);
+    if (r->cpu_s_per_gb < 0)
+        cJSON_AddNullToObject(row, "cpu_s_per_GB");
+    else
+        cJSON_AddNumberToObject(row, "cpu_s_per_GB", r->cpu_s_per_gb);
+    if (r->verified < 0)
+        cJSON_AddNullToObject(row, "verified");
+    else
+        cJSON_AddBoolToObject(row, "verified", r->verified);
+    cJSON_AddItemToArray(out->results, row);
+}
+
+static void report(const struct perf_result *r, void *user)
+{
+    struct output *out = user;
+    char size[SIZE_TEXT_MAX], cpu[32] = "-";
+    if (r->cpu_s_per_gb >= 0)
+        snprintf(cpu, sizeof cpu, "%.3f", r->cpu_s_per_gb);
+    fprintf(out->table, "%10s %6" PRIu32 " %11" PRIu64 " %10.4f %10.4f %11.2f %11.2f %9s  %s%s\n",
+            size_format(r->bytes, size), r->iovs, r->iters, r->gbps, r->mops, r->p50_us, r->p99_us,
+            cpu, out->transport, r->verified == 0 ? "  WRONG DATA" : "");
+    fflush(out->table);
+    add_json(out, r);
+    out->wrong |= r->verified == 0;
+}
+
+static int initiate(const struct perf_args *args, const void *metadata, size_t len)
+{
+    struct output out = {.args = args,
+                         .table = args->json && !strcmp(args->json, "-") ? stderr : stdout,
+                         .json = cJSON_CreateObject()};
+    struct perf_sink sink = {.begin = begin, .report = report, .user = &out};
+    cJSON_AddStringToObject(out.json, "test", perf_test_name(args->test));
+    out.results = cJSON_CreateArray();
+    int rc = perf_initiator(args, metadata, len, &sink);
+    cJSON_AddItemToObject(out.json, "results", out.results);
+    if (rc == 0 && args->json)
+        rc = json_write(args->json, out.json);
+    if (out.wrong)
+        message("not every byte arrived as it was sent");
+    cJSON_Delete(out.json);
+    return rc || out.wrong ? EXIT_FAILED : EXIT_OK;
+}
+
+static int serve(const struct perf_args *args, int metadata_fd)
+{
+    return perf_target(args, metadata_fd) == 1 ? EXIT_OK : EXIT_FAILED;
+}
+
+/* Exit status of the other process; it is killed if it does not end by itself. */
+static int reap(pid_t child)
+{
+    int status = 0;
+    uint64_t deadline = now_ns() + CHILD_END_MS * 1000000ull;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        if (now_ns() > deadline) {
+            message("the target does not end");
+            kill(child, SIGKILL);
+            waitpid(child, &status, 0);
+            return EXIT_FAILED;
+        }
+        usleep(1000);
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
+}
+
+static int child_main(const struct perf_args *args, int fd, pid_t parent)
+{
+    message_name("weft_perf target");
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        return EXIT_FAILED; /* it died before prctl */
+    return serve(args, fd);
+}
+
+/* Both sides here. The processes part before either has opened anything of Weft. */
+static int run_local(const struct perf_args *args)
+{
+    int fds[2];
+    if (pipe(fds)) {
+        message("pipe: %s", strerror(errno));
+        return EXIT_FAILED;
+    }
+    pid_t parent = getpid(), child = fork();
+    if (child < 0) {
+        message("fork: %s", strerror(errno));
+        return EXIT_FAILED;
+    }
+    if (child == 0) {
+        close(fds[0]);
+        exit(child_main(args, fds[1], parent));
+    }
+    close(fds[1]);
+    uint8_t metadata[WEFT_METADATA_MAX];
+    /* one write of less than PIPE_BUF; 0 bytes: the target has failed and said why */
+    ssize_t len = read(fds[0], metadata, sizeof metadata);
+    close(fds[0]);
+    int status = len > 0 ? initiate(args, metadata, (size_t)len) : EXIT_FAILED;
+    int other = reap(child);
+    return status ? status : other;
+}
+
+int main(int argc, char **argv)
+{
+    struct perf_args args;
+    message_name("weft_perf");
+    int end = perf_args_parse(argc, argv, &args);
+    if (end)
+        return end - 1;
+    perf_catch_signals();
+    switch (args.role) {
+    case PERF_LOCAL:
+        return run_local(&args);
+    case PERF_LISTEN:
+        return serve(&args, -1);
+    default:
+        return initiate(&args, NULL, 0);
+    }
+}
