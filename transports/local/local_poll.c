@@ -79,8 +79,8 @@ static void end_link(struct local_link *link, struct local_sink *sink)
     const uint8_t *body;
     if (sink->n == sink->max || link->done.count || local_ring_peek(&link->rx, &head, &body) > 0)
         return;
-    sink->comps[sink->n++] =
-        (struct weft_comp){.link = &link->base, .op = WEFT_OP_LINK_DOWN, .status = link->status};
+    sink->comps[sink->n++] = (struct weft_comp){
+        .link = &link->base, .op = WEFT_OP_LINK_DOWN, .status = link->status};
     link->state = LOCAL_DOWN;
     local_link_deactivate(link);
 }

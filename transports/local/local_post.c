@@ -8,8 +8,6 @@
  */
 #include "local.h"
 
-#include <errno.h>
-#include <inttypes.h>
 #include <string.h>
 
 static struct local_nic *nic_of(const struct local_link *link)
@@ -63,37 +61,6 @@ static void end_slot(struct local_link *link, uint16_t number, int status)
 
 /* --- post ----------------------------------------------------------------------------------- */
 
-static int refuse(const struct weft_cmd *cmd, const char *why)
-{
-    return weft_fail(-EINVAL, "local: cmd with op %d and %" PRIu64 " bytes: %s", cmd->op, cmd->len,
-                     why);
-}
-
-/* Can this cmd ever be accepted? */
-static int check_cmd(const struct local_nic *nic, const struct weft_cmd *cmd)
-{
-    const struct weft_nic_attr *attr = &nic->base.attr;
-    if (cmd->op >= WEFT_OP_COUNT || !(attr->ops & WEFT_OP_BIT(cmd->op)))
-        return weft_fail(WEFT_EUNSUPPORTED, "local: there is no operation %d to post", cmd->op);
-    if (cmd->op == WEFT_OP_FENCE)
-        return 0;
-    if (cmd->op == WEFT_OP_ADD64)
-        return cmd->len == 8 && cmd->remote_addr % 8 == 0 ? 0 : refuse(cmd, "not a whole word");
-    if (cmd->niov > LOCAL_MAX_IOV)
-        return refuse(cmd, "too many local pieces");
-    if (cmd->len > (cmd->op == WEFT_OP_SEND ? attr->max_send : attr->max_msg))
-        return refuse(cmd, "too long");
-    if (cmd->flags & WEFT_CMD_INLINE && cmd->len > attr->max_inline)
-        return refuse(cmd, "too long for inline");
-    uint32_t niov;
-    const struct weft_iov_local *iov = cmd_iov(cmd, &niov);
-    uint64_t left = cmd->len;
-    for (uint32_t i = 0; i < niov; left -= iov[i++].len)
-        if (iov[i].len > left)
-            return refuse(cmd, "local pieces are longer");
-    return left ? refuse(cmd, "local pieces are shorter") : 0;
-}
-
 static enum local_how choose_how(const struct local_link *link, const struct weft_cmd *cmd)
 {
     if (cmd->op == WEFT_OP_SEND || cmd->op == WEFT_OP_ADD64)
@@ -140,7 +107,7 @@ static void post_fence(struct local_link *link, const struct weft_cmd *cmd)
 
 static int post_one(struct local_link *link, const struct weft_cmd *cmd)
 {
-    int rc = check_cmd(nic_of(link), cmd);
+    int rc = weft_cmd_check(&link->base.nic->attr, cmd);
     if (rc)
         return rc;
     if (link->nfree == 0 || link->fence != LOCAL_NO_SLOT)

@@ -96,8 +96,8 @@ static void serve_add(struct local_link *link, uint16_t slot, const struct local
 {
     uint64_t value, before = 0;
     local_ring_read(&value, payload, sizeof value);
-    int status =
-        local_mem_check(nic_of(link), cmd->key, cmd->addr, sizeof value, WEFT_ACCESS_ATOMIC);
+    int status = local_mem_check(nic_of(link), cmd->key, cmd->addr, sizeof value,
+                                 WEFT_ACCESS_ATOMIC);
     if (!status && cmd->addr % sizeof value)
         status = -EINVAL;
     if (!status)
@@ -250,8 +250,8 @@ int local_serve_piece(struct local_link *link, const struct local_entry *head, c
     if (job->last || len > job->len - job->done)
         return WEFT_EPROTO;
     if (!job->failed) {
-        int status =
-            local_mem_check(nic_of(link), job->key, job->addr + job->done, len, WEFT_ACCESS_WRITE);
+        int status = local_mem_check(nic_of(link), job->key, job->addr + job->done, len,
+                                     WEFT_ACCESS_WRITE);
         if (status)
             fail_pieces(link, slot, status);
         else if (len)
@@ -322,8 +322,8 @@ static enum step step_read(struct local_link *link, uint16_t slot, struct local_
     struct local_job *job = &link->jobs[slot];
     uint64_t left = job->len - job->done, most = local_piece_max(link->tx.size);
     uint64_t len = left < most ? left : most;
-    int status =
-        local_mem_check(nic_of(link), job->key, job->addr + job->done, len, WEFT_ACCESS_READ);
+    int status = local_mem_check(nic_of(link), job->key, job->addr + job->done, len,
+                                 WEFT_ACCESS_READ);
     if (status)
         return end_job(link, slot, status, sink);
     struct local_entry head = {.len = (uint32_t)(sizeof head + len),

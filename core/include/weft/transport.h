@@ -301,6 +301,10 @@ WEFT_API uint64_t weft_now(void);
 /* Fill buf from the operating system's random source. Returns 0 or a negative code. */
 WEFT_API int weft_random(void *buf, size_t len);
 
+/* Can a nic with these attributes ever accept this cmd? 0; WEFT_EUNSUPPORTED: not this operation;
+ * -EINVAL: a length or a number of pieces is wrong. Looks at no payload. */
+WEFT_API int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd);
+
 /* Log one line: lower case, object first, no newline. Keeps errno. */
 WEFT_API void weft_log(enum weft_log_level level, const char *subsystem, const char *fmt, ...)
     WEFT_PRINTF(3, 4);
