@@ -70,11 +70,13 @@ void pair_close(struct pair *pair)
 {
     for (int i = 0; i < 2; i++) {
         struct pair_side *side = &pair->side[i];
+        /* a wrapped nic owns its table */
+        const struct weft_transport_ops *ops = side->nic->transport->ops;
         if (side->link)
-            pair->ops->link_close(side->link);
+            ops->link_close(side->link);
         while (side->ncomps)
             free(side->comps[--side->ncomps].data);
-        pair->ops->close(side->nic);
+        ops->close(side->nic);
     }
 }
 
