@@ -149,7 +149,7 @@ void weft__conn_up(struct weft__conn *conn)
     for (int i = 0; i < conn->nlinks; i++)
         conn->links[i]->up = !conn->links[i]->closing;
     weft__msg_fill(conn);
-    weft__match_fill(conn);
+    weft__match_up(conn);
     weft__stripe_fill(conn);
     weft__changed(conn->ep);
 }

@@ -541,6 +541,7 @@ void weft__match_counts(struct weft__conn *conn, uint32_t taken[2]);
 /* Tell peers what was taken and has found no message to ride on. */
 void weft__match_tell_all(struct weft__endpoint *ep);
 void weft__match_init(struct weft__conn *conn);
+void weft__match_up(struct weft__conn *conn);
 void weft__match_down(struct weft__conn *conn);
 /* Next notification that may be handed out, or NULL. */
 struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep);

@@ -237,6 +237,13 @@ static void tell(struct weft__conn *conn)
     }
 }
 
+/* The first messages may come before this side knows that the conn is up. */
+void weft__match_up(struct weft__conn *conn)
+{
+    tell(conn);
+    weft__match_fill(conn);
+}
+
 void weft__match_tell_all(struct weft__endpoint *ep)
 {
     struct weft__conn *conn = atomic_load_explicit(&ep->tells, memory_order_relaxed), *next;
