@@ -50,6 +50,8 @@ static const char *const kind_names[] = {"string", "int", "size", "bool"};
     XX("WEFT_TCP_SNDBUF", SIZE, "0", 0, 1 << 30,                                                  \
        "SO_SNDBUF of tcp's sockets; 0: follows rate and round trip")                              \
     XX("WEFT_TCP_RCVBUF", SIZE, "0", 0, 1 << 30, "SO_RCVBUF of tcp's sockets; 0: the kernel's")   \
+    XX("WEFT_TCP_TIMEOUT", INT, "20000", 1000, 3600000,                                           \
+       "milliseconds without a sign of life from a peer's host after which tcp gives it up")      \
     XX("WEFT_LOCAL_RING", SIZE, "256K", 16384, 1 << 30,                                           \
        "shared memory of a local link in each direction")                                         \
     XX("WEFT_LOCAL_CMA", BOOL, "1", 0, 1,                                                         \

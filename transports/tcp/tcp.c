@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport's table, its nic, and poll. */
+#include "tcp.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+/* Bytes that one poll may receive, and as many that it may send. */
+#define POLL_BYTES (1024 * 1024)
+#define EVENTS 64
+/* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. */
+#define QUIET_POLLS 16
+/* A hot socket that had nothing in so many polls in a row is not hot any more. */
+#define HOT_MISSES 200
+/* Polls between looks at the clock, about a millisecond while polling. */
+#define CLOCK_POLLS 4096
+
+static weft_probe_fn tcp_probe;
+static weft_open_fn tcp_open;
+static weft_close_fn tcp_close;
+static weft_poll_fn tcp_poll;
+static weft_wait_fd_fn tcp_wait_fd;
+
+static const struct weft_transport_ops tcp_ops = {
+    .probe = tcp_probe,
+    .open = tcp_open,
+    .close = tcp_close,
+    .mem_reg = tcp_mem_reg,
+    .mem_dereg = tcp_mem_dereg,
+    .link_open = tcp_link_open,
+    .link_address = tcp_link_address,
+    .link_connect = tcp_link_connect,
+    .link_close = tcp_link_close,
+    .post = tcp_post,
+    .poll = tcp_poll,
+    .wait_fd = tcp_wait_fd,
+};
+
+const struct weft_transport weft_transport_tcp = {
+    .abi = WEFT_ABI,
+    .name = "tcp",
+    .summary = "software RDMA over TCP sockets",
+    .priority = 100,
+    .ops = &tcp_ops,
+};
+
+static const struct weft_nic_attr tcp_attr = {
+    .ops = WEFT_OP_BIT(WEFT_OP_SEND) | WEFT_OP_BIT(WEFT_OP_WRITE) |
+           WEFT_OP_BIT(WEFT_OP_WRITE_IMM) | WEFT_OP_BIT(WEFT_OP_READ) |
+           WEFT_OP_BIT(WEFT_OP_ADD64) | WEFT_OP_BIT(WEFT_OP_FENCE),
+    .mem_kinds = WEFT_MEM_HOST,
+    .order = WEFT_ORDER_NONE,
+    .done = WEFT_DONE_DELIVERED,
+    .imm_bits = 32,
+    .chosen_keys = 1,
+    .target_progress = 1,
+    .peer_death = 1,
+    .max_inline = TCP_MAX_INLINE,
+    .max_send = TCP_MAX_SEND,
+    .max_iov = TCP_MAX_IOV,
+    .tx_depth = TCP_DEPTH,
+    .max_msg = TCP_MAX_MSG,
+};
+
+/* --- the nic ----------------------------------------------------------------------------------- */
+
+static int tcp_probe(struct weft_device_info *list, int max)
+{
+    if (max > 0)
+        list[0] = (struct weft_device_info){
+            .name = "tcp", .summary = "any network interface", .usable = 1, .numa = -1};
+    return 1;
+}
+
+static void read_settings(struct tcp_nic *nic)
+{
+    nic->nsocks = (uint32_t)weft_config_int("WEFT_TCP_SOCKETS");
+    nic->chunk = (uint32_t)weft_config_int("WEFT_TCP_CHUNK");
+    nic->sndbuf = (int)weft_config_int("WEFT_TCP_SNDBUF");
+    nic->rcvbuf = (int)weft_config_int("WEFT_TCP_RCVBUF");
+    nic->timeout = weft_config_int("WEFT_TCP_TIMEOUT");
+}
+
+static struct tcp_nic *nic_new(void)
+{
+    struct tcp_nic *nic = calloc(1, sizeof(*nic));
+    if (!nic)
+        return NULL;
+    nic->base.transport = &weft_transport_tcp;
+    nic->base.attr = tcp_attr;
+    nic->listener = TCP_LISTENER;
+    nic->timer = TCP_TIMER;
+    nic->ready_tail = &nic->ready;
+    nic->parked_tail = &nic->parked;
+    for (int i = 0; i < TCP_HALF_OPEN; i++)
+        nic->half[i].fd = -1;
+    read_settings(nic);
+    return nic;
+}
+
+static int tcp_open(const struct weft_nic_opts *opts, struct weft_nic **out)
+{
+    if (strcmp(opts->device, "tcp") != 0)
+        return weft_fail(WEFT_ENODEV, "tcp: there is no device '%s', only 'tcp'", opts->device);
+    struct tcp_nic *nic = nic_new();
+    if (!nic)
+        return weft_fail(-ENOMEM, "tcp: no memory for a nic");
+    int rc;
+    nic->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (nic->epoll_fd < 0) {
+        rc = weft_fail(-errno, "tcp: cannot make an epoll descriptor: %m");
+        goto err_free;
+    }
+    nic->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (nic->timer_fd < 0) {
+        rc = weft_fail(-errno, "tcp: cannot make a timer: %m");
+        goto err_epoll;
+    }
+    rc = tcp_watch(nic, EPOLL_CTL_ADD, nic->timer_fd, EPOLLIN, &nic->timer);
+    if (rc == 0)
+        rc = tcp_listen(nic, opts->bind_host);
+    if (rc < 0)
+        goto err_timer;
+    *out = &nic->base;
+    return 0;
+err_timer:
+    close(nic->timer_fd);
+err_epoll:
+    close(nic->epoll_fd);
+err_free:
+    free(nic);
+    return rc;
+}
+
+static void free_bufs(struct tcp_buf *buf)
+{
+    while (buf) {
+        struct tcp_buf *next = buf->next;
+        free(buf);
+        buf = next;
+    }
+}
+
+static void tcp_close(struct weft_nic *base)
+{
+    struct tcp_nic *nic = (struct tcp_nic *)base;
+    tcp_unlisten(nic);
+    close(nic->timer_fd);
+    close(nic->epoll_fd);
+    free_bufs(nic->free_bufs);
+    free_bufs(nic->lent_bufs);
+    while (nic->free_ops) {
+        struct tcp_op *op = nic->free_ops;
+        nic->free_ops = op->next;
+        free(op);
+    }
+    free(nic->mems);
+    free(nic);
+}
+
+/* --- buffers and ops --------------------------------------------------------------------------- */
+
+struct tcp_buf *tcp_buf_get(struct tcp_nic *nic)
+{
+    struct tcp_buf *buf = nic->free_bufs;
+    if (buf) {
+        nic->free_bufs = buf->next;
+        nic->nfree_bufs--;
+    } else {
+        buf = malloc(sizeof(*buf));
+        if (!buf)
+            return NULL;
+    }
+    buf->lent = 0;
+    buf->head = buf->tail = 0;
+    return buf;
+}
+
+void tcp_buf_put(struct tcp_nic *nic, struct tcp_buf *buf)
+{
+    if (buf->lent == nic->polls) {
+        buf->next = nic->lent_bufs;
+        nic->lent_bufs = buf;
+    } else if (nic->nfree_bufs < TCP_KEEP_BUFS) {
+        buf->next = nic->free_bufs;
+        nic->free_bufs = buf;
+        nic->nfree_bufs++;
+    } else {
+        free(buf);
+    }
+}
+
+/* What the comps of the last poll pointed to may be used again. */
+static void take_back_bufs(struct tcp_nic *nic)
+{
+    while (nic->lent_bufs) {
+        struct tcp_buf *buf = nic->lent_bufs;
+        nic->lent_bufs = buf->next;
+        tcp_buf_put(nic, buf);
+    }
+}
+
+struct tcp_op *tcp_op_new(struct tcp_link *link)
+{
+    struct tcp_nic *nic = tcp_nic_of(link);
+    struct tcp_op *op = nic->free_ops;
+    if (op)
+        nic->free_ops = op->next;
+    else if (!(op = malloc(sizeof(*op))))
+        return NULL;
+    memset(op, 0, offsetof(struct tcp_op, copy));
+    op->link = link;
+    op->next_op = link->ops;
+    if (op->next_op)
+        op->next_op->prev_op = op;
+    link->ops = op;
+    nic->nops++;
+    return op;
+}
+
+static void op_unlink(struct tcp_op *op)
+{
+    if (op->prev_op)
+        op->prev_op->next_op = op->next_op;
+    else
+        op->link->ops = op->next_op;
+    if (op->next_op)
+        op->next_op->prev_op = op->prev_op;
+    tcp_nic_of(op->link)->nops--;
+}
+
+void tcp_op_forget(struct tcp_op *op)
+{
+    struct tcp_nic *nic = tcp_nic_of(op->link);
+    op->next = nic->free_ops;
+    nic->free_ops = op;
+}
+
+void tcp_op_free(struct tcp_op *op)
+{
+    op_unlink(op);
+    tcp_op_forget(op);
+}
+
+void tcp_op_done(struct tcp_op *op, int status)
+{
+    op_unlink(op);
+    op->status = status;
+    op->link->started--;
+    tcp_queue_push(&tcp_nic_of(op->link)->done, op);
+}
+
+/* --- poll -------------------------------------------------------------------------------------- */
+
+static void hand_out_op(struct tcp_poll *poll)
+{
+    struct tcp_op *op = tcp_queue_pop(&poll->nic->done);
+    op->link->posted--;
+    poll->comps[poll->n++] = (struct weft_comp){
+        .ctx = op->ctx,
+        .link = &op->link->base,
+        .op = op->op,
+        .status = op->status,
+        .value = op->op == WEFT_OP_ADD64 ? op->value : 0,
+        .len = op->status == 0 ? op->len : 0,
+    };
+    tcp_op_forget(op);
+}
+
+/* Links die after what they completed. */
+static void hand_out_down(struct tcp_poll *poll)
+{
+    for (struct tcp_link *link = poll->nic->links; link; link = link->next) {
+        if (poll->n == poll->max || poll->nic->ndown == 0)
+            return;
+        if (!link->down_due)
+            continue;
+        link->down_due = false;
+        poll->nic->ndown--;
+        poll->comps[poll->n++] = (struct weft_comp){
+            .link = &link->base, .op = WEFT_OP_LINK_DOWN, .status = link->status};
+    }
+}
+
+static void hand_out(struct tcp_poll *poll)
+{
+    while (poll->nic->done.head && poll->n < poll->max)
+        hand_out_op(poll);
+    if (!poll->nic->done.head)
+        hand_out_down(poll);
+}
+
+static void run_ready(struct tcp_nic *nic, int64_t *budget)
+{
+    struct tcp_link *link = nic->ready;
+    nic->ready = NULL;
+    nic->ready_tail = &nic->ready;
+    while (link) {
+        struct tcp_link *next = link->ready_next;
+        link->ready = false;
+        if (*budget > 0)
+            tcp_tx_run(link, budget);
+        else
+            tcp_tx_ready(link);
+        link = next;
+    }
+}
+
+static void make_hot(struct tcp_nic *nic, struct tcp_sock *sock)
+{
+    if (sock->hot || nic->nhot == TCP_HOT || sock->state != TCP_JOINED)
+        return;
+    sock->hot = true;
+    sock->misses = 0;
+    nic->hot[nic->nhot++] = sock;
+}
+
+/* Sockets that had bytes of late are read without asking epoll first. */
+static void read_hot(struct tcp_poll *poll)
+{
+    struct tcp_nic *nic = poll->nic;
+    for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
+        struct tcp_sock *sock = nic->hot[i];
+        bool any = tcp_rx_turn(poll, sock);
+        if (i >= nic->nhot || nic->hot[i] != sock)
+            continue; /* its link is dead */
+        sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
+        if (sock->misses < HOT_MISSES) {
+            i++;
+            continue;
+        }
+        sock->hot = false;
+        nic->hot[i] = nic->hot[--nic->nhot];
+    }
+}
+
+static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t events)
+{
+    struct tcp_nic *nic = poll->nic;
+    if (sock->state == TCP_CLOSED)
+        return;
+    if (sock->link->state != TCP_LINK_UP) {
+        tcp_sock_greet(sock);
+        return;
+    }
+    if ((events & EPOLLOUT) && sock->blocked &&
+        tcp_watch(nic, EPOLL_CTL_MOD, sock->fd, EPOLLIN, sock) == 0) {
+        sock->blocked = false;
+        nic->nblocked--;
+        tcp_tx_ready(sock->link);
+    }
+    if (!(events & (EPOLLIN | EPOLLERR | EPOLLHUP)) || sock->turn == nic->polls)
+        return;
+    if (!sock->hot)
+        nic->quiet = QUIET_POLLS; /* more than the hot ones are at work: ask again at once */
+    if (tcp_rx_turn(poll, sock))
+        make_hot(nic, sock);
+}
+
+static void timer_event(struct tcp_nic *nic)
+{
+    uint64_t ticks;
+    if (read(nic->timer_fd, &ticks, sizeof(ticks)) > 0)
+        nic->timer_set = false;
+    tcp_half_expire(nic);
+    tcp_check_silence(nic);
+}
+
+static void read_epoll(struct tcp_poll *poll)
+{
+    struct tcp_nic *nic = poll->nic;
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(nic->epoll_fd, events, EVENTS, 0);
+    nic->quiet = 0;
+    for (int i = 0; i < n && poll->budget > 0; i++) {
+        enum tcp_source *source = events[i].data.ptr;
+        if (*source == TCP_SOCK)
+            sock_event(poll, (struct tcp_sock *)source, events[i].events);
+        else if (*source == TCP_LISTENER)
+            tcp_accept(nic);
+        else if (*source == TCP_TIMER)
+            timer_event(nic);
+        else if (((struct tcp_half *)source)->fd >= 0)
+            tcp_half_event(nic, (struct tcp_half *)source);
+    }
+}
+
+/* The timer is for those that sleep. */
+static void look_at_clock(struct tcp_nic *nic)
+{
+    if (nic->polls % CLOCK_POLLS != 0)
+        return;
+    if (weft_now() - nic->checked > (uint64_t)nic->timeout * 1000000 / 4) {
+        tcp_half_expire(nic);
+        tcp_check_silence(nic);
+    }
+}
+
+static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
+{
+    struct tcp_nic *nic = (struct tcp_nic *)base;
+    struct tcp_poll poll = {.nic = nic, .comps = comps, .max = max, .budget = POLL_BYTES};
+    int64_t tx_budget = POLL_BYTES;
+    nic->polls++;
+    take_back_bufs(nic);
+    look_at_clock(nic);
+    hand_out(&poll);
+    run_ready(nic, &tx_budget);
+    tcp_rx_resume(&poll);
+    read_hot(&poll);
+    if (nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= QUIET_POLLS)
+        read_epoll(&poll);
+    if (tx_budget > 0)
+        run_ready(nic, &tx_budget);
+    hand_out(&poll);
+    return poll.n;
+}
+
+/* Sleep no longer than it may take to find that a peer is silent. */
+static void set_timer(struct tcp_nic *nic)
+{
+    struct itimerspec when = {0};
+    if (nic->timer_set || (nic->nops == 0 && nic->nblocked == 0 && nic->nhalf == 0))
+        return;
+    when.it_value.tv_sec = nic->timeout / 4000;
+    when.it_value.tv_nsec = nic->timeout % 4000 * 250000;
+    nic->timer_set = timerfd_settime(nic->timer_fd, 0, &when, NULL) == 0;
+}
+
+static int tcp_wait_fd(struct weft_nic *base)
+{
+    struct tcp_nic *nic = (struct tcp_nic *)base;
+    if (nic->done.head || nic->ndown || nic->parked || nic->ready)
+        return WEFT_EAGAIN;
+    set_timer(nic);
+    nic->quiet = QUIET_POLLS; /* what ends the sleep may be no hot socket */
+    return nic->epoll_fd;
+}

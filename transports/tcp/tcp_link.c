@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sockets, and a link's life: the active end connects them all, each says hello with the passive
+ * link's token, the passive nic hands it to that link and answers. A link is up at an end when all
+ * its sockets have joined and link_connect was called there; until then nothing is read from them.
+ */
+#include "tcp.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LISTEN_BACKLOG 1024
+#define ACCEPTS 16        /* most in one poll */
+#define KEEPALIVE_COUNT 4 /* probes in the second half of the timeout */
+#define PROBES_SUSPECT 2  /* unanswered window probes that are no accident */
+
+/* --- sockets ----------------------------------------------------------------------------------- */
+
+int tcp_status(int err)
+{
+    return err == ECONNRESET || err == EPIPE ? WEFT_EPEER : -err;
+}
+
+int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source)
+{
+    struct epoll_event event = {.events = events, .data.ptr = source};
+    if (epoll_ctl(nic->epoll_fd, op, fd, &event) < 0)
+        return weft_fail(-errno, "tcp: cannot watch a socket: %m");
+    return 0;
+}
+
+static void set_int(int fd, int level, int name, int value)
+{
+    if (setsockopt(fd, level, name, &value, sizeof(value)) < 0)
+        weft_log(WEFT_LOG_DEBUG, "tcp", "socket option %d/%d not set: %m", level, name);
+}
+
+/* An idle peer whose host is gone is found by keepalive, one that owes an acknowledgement by
+ * tcp_check_silence: TCP_USER_TIMEOUT would also hit a live peer that does not read for a while. */
+static void set_options(const struct tcp_nic *nic, int fd)
+{
+    int seconds = (int)((nic->timeout + 999) / 1000);
+    set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, (seconds + 1) / 2);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, (seconds / 2 + KEEPALIVE_COUNT) / KEEPALIVE_COUNT);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
+    if (nic->sndbuf)
+        set_int(fd, SOL_SOCKET, SO_SNDBUF, nic->sndbuf);
+    if (nic->rcvbuf)
+        set_int(fd, SOL_SOCKET, SO_RCVBUF, nic->rcvbuf);
+}
+
+static int parse_host(const char *host, struct sockaddr_storage *addr, socklen_t *len)
+{
+    struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_PASSIVE, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *info;
+    int rc = getaddrinfo(host ? host : "127.0.0.1", "0", &hints, &info);
+    if (rc != 0)
+        return weft_fail(-EINVAL, "tcp: cannot listen on '%s': %s", host, gai_strerror(rc));
+    memcpy(addr, info->ai_addr, info->ai_addrlen);
+    *len = info->ai_addrlen;
+    freeaddrinfo(info);
+    return 0;
+}
+
+int tcp_listen(struct tcp_nic *nic, const char *host)
+{
+    socklen_t len = 0, bound_len = sizeof(nic->bound);
+    int rc = parse_host(host, &nic->bound, &len);
+    if (rc < 0)
+        return rc;
+    struct sockaddr *addr = (struct sockaddr *)&nic->bound;
+    int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return weft_fail(-errno, "tcp: cannot make a socket: %m");
+    if (addr->sa_family == AF_INET6)
+        set_int(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+    set_options(nic, fd); /* the window scale of accepted sockets follows from the listener's */
+    if (bind(fd, addr, len) < 0 || listen(fd, LISTEN_BACKLOG) < 0 ||
+        getsockname(fd, addr, &bound_len) < 0) {
+        rc = weft_fail(-errno, "tcp: cannot listen on %s: %m", host ? host : "127.0.0.1");
+        goto err_close;
+    }
+    rc = tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, &nic->listener);
+    if (rc < 0)
+        goto err_close;
+    nic->listen_fd = fd;
+    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    return 0;
+err_close:
+    close(fd);
+    return rc;
+}
+
+static void half_drop(struct tcp_nic *nic, struct tcp_half *half)
+{
+    close(half->fd);
+    half->fd = -1;
+    nic->nhalf--;
+}
+
+void tcp_unlisten(struct tcp_nic *nic)
+{
+    for (int i = 0; i < TCP_HALF_OPEN; i++)
+        if (nic->half[i].fd >= 0)
+            half_drop(nic, &nic->half[i]);
+    close(nic->listen_fd);
+    if (nic->spare_fd >= 0)
+        close(nic->spare_fd);
+}
+
+/* --- accepted sockets that have not said hello ------------------------------------------------- */
+
+/* A free place; if there is none, that of the oldest. */
+static struct tcp_half *half_place(struct tcp_nic *nic)
+{
+    struct tcp_half *oldest = &nic->half[0];
+    for (int i = 0; i < TCP_HALF_OPEN; i++) {
+        struct tcp_half *half = &nic->half[i];
+        if (half->fd < 0)
+            return half;
+        if (half->since < oldest->since)
+            oldest = half;
+    }
+    half_drop(nic, oldest);
+    return oldest;
+}
+
+void tcp_half_expire(struct tcp_nic *nic)
+{
+    uint64_t now = nic->nhalf ? weft_now() : 0;
+    for (int i = 0; nic->nhalf && i < TCP_HALF_OPEN; i++)
+        if (nic->half[i].fd >= 0 && now - nic->half[i].since > TCP_HELLO_TIMEOUT)
+            half_drop(nic, &nic->half[i]);
+}
+
+/* Out of descriptors: refuse one caller with the spare, so that the listener does not stay
+ * readable for ever. */
+static void refuse_one(struct tcp_nic *nic)
+{
+    if (nic->spare_fd >= 0)
+        close(nic->spare_fd);
+    int fd = accept4(nic->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    weft_log(WEFT_LOG_WARN, "tcp", "listener: a caller was refused: out of descriptors");
+}
+
+void tcp_accept(struct tcp_nic *nic)
+{
+    tcp_half_expire(nic);
+    for (int i = 0; i < ACCEPTS; i++) {
+        int fd = accept4(nic->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            refuse_one(nic);
+        if (fd < 0)
+            return;
+        set_options(nic, fd);
+        struct tcp_half *half = half_place(nic);
+        *half = (struct tcp_half){.source = TCP_HALF, .fd = fd, .since = weft_now()};
+        nic->nhalf++;
+        if (tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, half) < 0)
+            half_drop(nic, half);
+    }
+}
+
+/* As long for a wrong token as for the right one. */
+static bool token_equal(const uint8_t *a, const uint8_t *b)
+{
+    uint8_t differ = 0;
+    for (int i = 0; i < TCP_TOKEN; i++)
+        differ |= a[i] ^ b[i];
+    return differ == 0;
+}
+
+static struct tcp_link *find_link(struct tcp_nic *nic, const struct tcp_hello *hello)
+{
+    struct tcp_link *found = NULL;
+    for (struct tcp_link *link = nic->links; link; link = link->next)
+        if (link->role == WEFT_ROLE_PASSIVE && token_equal(link->token, hello->token))
+            found = link;
+    return found;
+}
+
+static bool hello_fits(const struct tcp_link *link, const struct tcp_hello *hello)
+{
+    if (link->state != TCP_LINK_NEW && link->state != TCP_LINK_JOINING)
+        return false;
+    bool sockets = link->joined ? hello->sockets == link->nsocks
+                                : hello->sockets > 0 && hello->sockets <= link->nsocks;
+    return sockets && hello->depth > 0 && hello->index < hello->sockets &&
+           link->socks[hello->index].state == TCP_CLOSED;
+}
+
+/* A socket has found its link. */
+static int sock_join(struct tcp_sock *sock, uint16_t peer_depth)
+{
+    struct tcp_link *link = sock->link;
+    uint32_t window = TCP_DEPTH;
+    if (peer_depth < link->depth)
+        link->depth = peer_depth;
+    if (sock->index > 0)
+        window /= link->nsocks - 1;
+    sock->window = window < link->depth ? window : link->depth;
+    sock->flight = calloc(sock->window, sizeof(*sock->flight));
+    if (!sock->flight)
+        return weft_fail(-ENOMEM, "tcp: no memory for a link");
+    int rc = tcp_watch(tcp_nic_of(link), EPOLL_CTL_MOD, sock->fd, 0, sock);
+    if (rc < 0)
+        return rc;
+    sock->state = TCP_JOINED;
+    link->joined++;
+    return 0;
+}
+
+static bool say_hello(struct tcp_sock *sock)
+{
+    uint8_t buf[TCP_HELLO_SIZE];
+    struct tcp_hello hello = {.index = sock->index,
+                              .version = TCP_VERSION,
+                              .depth = TCP_DEPTH,
+                              .sockets = (uint8_t)sock->link->nsocks};
+    memcpy(hello.token, sock->link->token, TCP_TOKEN);
+    tcp_hello_encode(buf, &hello);
+    return send(sock->fd, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(buf);
+}
+
+/* Hand an accepted socket to the link whose token it knows. False: to none. */
+static bool half_join(struct tcp_nic *nic, struct tcp_half *half)
+{
+    struct tcp_hello hello;
+    if (!tcp_hello_decode(half->hello, &hello))
+        return false;
+    struct tcp_link *link = find_link(nic, &hello);
+    if (!link || !hello_fits(link, &hello))
+        return false;
+    struct tcp_sock *sock = &link->socks[hello.index];
+    link->nsocks = hello.sockets;
+    sock->fd = half->fd;
+    half->fd = -1;
+    nic->nhalf--;
+    int rc = say_hello(sock) ? sock_join(sock, hello.depth) : WEFT_EPEER;
+    if (rc < 0) {
+        sock->state = TCP_GREETED; /* has a descriptor to close */
+        tcp_link_fail(link, rc);
+    }
+    return true;
+}
+
+void tcp_half_event(struct tcp_nic *nic, struct tcp_half *half)
+{
+    ssize_t n = recv(half->fd, half->hello + half->len, TCP_HELLO_SIZE - half->len, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n > 0)
+        half->len += (uint32_t)n;
+    if (n > 0 && half->len < TCP_HELLO_SIZE)
+        return;
+    if (n <= 0 || !half_join(nic, half)) {
+        weft_log(WEFT_LOG_DEBUG, "tcp", "listener: a caller without a sound hello was dropped");
+        half_drop(nic, half);
+    }
+}
+
+/* --- the active end's greeting ----------------------------------------------------------------- */
+
+static int sock_connected(struct tcp_sock *sock)
+{
+    int err = 0;
+    socklen_t len = sizeof(err);
+    if (getsockopt(sock->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0)
+        err = errno;
+    if (err != 0)
+        return weft_fail(-err, "tcp: cannot connect: %s", weft_strerror(-err));
+    if (!say_hello(sock))
+        return weft_fail(WEFT_EPEER, "tcp: the peer hung up during the handshake");
+    sock->state = TCP_GREETED;
+    return tcp_watch(tcp_nic_of(sock->link), EPOLL_CTL_MOD, sock->fd, EPOLLIN, sock);
+}
+
+static int sock_answered(struct tcp_sock *sock)
+{
+    struct tcp_hello hello;
+    ssize_t n = recv(sock->fd, sock->greeting + sock->greeting_len,
+                     TCP_HELLO_SIZE - sock->greeting_len, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    if (n <= 0)
+        return weft_fail(WEFT_EREFUSED, "tcp: the peer does not know this link");
+    sock->greeting_len += (uint32_t)n;
+    if (sock->greeting_len < TCP_HELLO_SIZE)
+        return 0;
+    if (!tcp_hello_decode(sock->greeting, &hello) || hello.index != sock->index ||
+        hello.sockets != sock->link->nsocks || hello.depth == 0 ||
+        !token_equal(hello.token, sock->link->token))
+        return weft_fail(WEFT_EPROTO, "tcp: the peer's answer to a hello makes no sense");
+    return sock_join(sock, hello.depth);
+}
+
+void tcp_sock_greet(struct tcp_sock *sock)
+{
+    int rc = WEFT_EPEER; /* joined, and gone before link_connect was done */
+    if (sock->state == TCP_CONNECTING)
+        rc = sock_connected(sock);
+    else if (sock->state == TCP_GREETED)
+        rc = sock_answered(sock);
+    if (rc < 0)
+        tcp_link_fail(sock->link, rc);
+}
+
+/* --- addresses --------------------------------------------------------------------------------- */
+
+/* IPv4 in IPv6 becomes IPv4; returns the family as in a link's address, 0 if it is neither. */
+static uint8_t host_get(const struct sockaddr_storage *addr, uint8_t host[16])
+{
+    memset(host, 0, 16);
+    if (addr->ss_family == AF_INET) {
+        memcpy(host, &((const struct sockaddr_in *)addr)->sin_addr, 4);
+        return 4;
+    }
+    if (addr->ss_family != AF_INET6)
+        return 0;
+    const struct in6_addr *in6 = &((const struct sockaddr_in6 *)addr)->sin6_addr;
+    bool mapped = IN6_IS_ADDR_V4MAPPED(in6);
+    memcpy(host, mapped ? in6->s6_addr + 12 : in6->s6_addr, mapped ? 4 : 16);
+    return mapped ? 4 : 6;
+}
+
+static bool host_is_any(uint8_t family, const uint8_t host[16])
+{
+    static const uint8_t zero[16];
+    return memcmp(host, zero, family == 4 ? 4 : 16) == 0;
+}
+
+static bool host_is_loopback(uint8_t family, const uint8_t host[16])
+{
+    return family == 4 ? host[0] == 127 : memcmp(host, &in6addr_loopback, 16) == 0;
+}
+
+/* Where to connect to. One that listens everywhere, or on its loopback, is where core met it. */
+static socklen_t target(const struct tcp_link *link, const uint8_t *blob,
+                        struct sockaddr_storage *addr)
+{
+    uint8_t family = blob[7], host[16];
+    struct sockaddr_in *in4 = (struct sockaddr_in *)addr;
+    struct sockaddr_in6 *in6 = (struct sockaddr_in6 *)addr;
+    memcpy(host, blob + 16, 16);
+    if (host_is_any(family, host) || host_is_loopback(family, host)) {
+        uint8_t met_host[16], met = host_get(&link->peer, met_host);
+        if (met) {
+            family = met;
+            memcpy(host, met_host, 16);
+        } else if (host_is_any(family, host)) {
+            memcpy(host, family == 4 ? (const void *)"\x7f\0\0\1" : &in6addr_loopback,
+                   family == 4 ? 4 : 16);
+        }
+    }
+    memset(addr, 0, sizeof(*addr));
+    in4->sin_port = htons(tcp_get16(blob + 8));
+    if (family == 4) {
+        in4->sin_family = AF_INET;
+        memcpy(&in4->sin_addr, host, 4);
+        return sizeof(*in4);
+    }
+    in6->sin6_family = AF_INET6;
+    memcpy(&in6->sin6_addr, host, 16);
+    if (link->peer.ss_family == AF_INET6)
+        in6->sin6_scope_id = ((const struct sockaddr_in6 *)&link->peer)->sin6_scope_id;
+    return sizeof(*in6);
+}
+
+int tcp_link_address(struct weft_link *base, void *buf, size_t cap)
+{
+    struct tcp_link *link = (struct tcp_link *)base;
+    struct tcp_nic *nic = tcp_nic_of(link);
+    uint8_t *blob = buf;
+    if (cap < TCP_ADDRESS_SIZE)
+        return weft_fail(-EINVAL, "tcp: an address needs %d bytes", TCP_ADDRESS_SIZE);
+    memset(blob, 0, TCP_ADDRESS_SIZE);
+    tcp_put32(blob, TCP_MAGIC);
+    blob[4] = TCP_VERSION;
+    if (link->role == WEFT_ROLE_ACTIVE)
+        return TCP_ADDRESS_SIZE;
+    blob[5] = 1;
+    blob[6] = (uint8_t)link->nsocks;
+    blob[7] = host_get(&nic->bound, blob + 16);
+    tcp_put16(blob + 8, ntohs(((const struct sockaddr_in *)&nic->bound)->sin_port));
+    memcpy(blob + 32, link->token, TCP_TOKEN);
+    return TCP_ADDRESS_SIZE;
+}
+
+static int address_check(const struct tcp_link *link, const uint8_t *blob, size_t len)
+{
+    if (len < 6 || tcp_get32(blob) != TCP_MAGIC)
+        return weft_fail(WEFT_EPROTO, "tcp: the peer's address is malformed");
+    if (blob[4] != TCP_VERSION)
+        return weft_fail(WEFT_EVERSION, "tcp: the peer speaks version %u, this is %u", blob[4],
+                         TCP_VERSION);
+    bool active = link->role == WEFT_ROLE_ACTIVE;
+    if (len != TCP_ADDRESS_SIZE || blob[5] != (active ? 1 : 0))
+        return weft_fail(WEFT_EPROTO, "tcp: the peer's address is malformed");
+    if (active && (blob[6] == 0 || blob[6] > TCP_MAX_SOCKETS || (blob[7] != 4 && blob[7] != 6) ||
+                   tcp_get16(blob + 8) == 0))
+        return weft_fail(WEFT_EPROTO, "tcp: the peer's address names no place");
+    return 0;
+}
+
+/* --- a link's life ----------------------------------------------------------------------------- */
+
+int tcp_link_open(struct weft_nic *base, const struct weft_link_opts *opts, struct weft_link **out)
+{
+    struct tcp_nic *nic = (struct tcp_nic *)base;
+    struct tcp_link *link = calloc(1, sizeof(*link));
+    if (!link)
+        return weft_fail(-ENOMEM, "tcp: no memory for a link");
+    link->base.nic = base;
+    link->role = opts->role;
+    link->depth = TCP_DEPTH;
+    link->nsocks = nic->nsocks;
+    link->nfree_calls = TCP_DEPTH;
+    for (uint16_t i = 0; i < TCP_DEPTH; i++)
+        link->free_calls[i] = (uint16_t)(TCP_DEPTH - 1 - i);
+    if (opts->peer && opts->peer_len <= sizeof(link->peer))
+        memcpy(&link->peer, opts->peer, opts->peer_len);
+    int rc = link->role == WEFT_ROLE_PASSIVE ? weft_random(link->token, TCP_TOKEN) : 0;
+    link->socks = calloc(link->nsocks, sizeof(*link->socks));
+    if (!link->socks && rc == 0)
+        rc = weft_fail(-ENOMEM, "tcp: no memory for the sockets of a link");
+    if (rc < 0) {
+        free(link->socks);
+        free(link);
+        return rc;
+    }
+    for (uint32_t i = 0; i < link->nsocks; i++)
+        link->socks[i] = (struct tcp_sock){
+            .source = TCP_SOCK, .link = link, .fd = -1, .index = (uint8_t)i};
+    link->next = nic->links;
+    if (link->next)
+        link->next->prev = link;
+    nic->links = link;
+    *out = &link->base;
+    return 0;
+}
+
+static int sock_dial(struct tcp_sock *sock, const struct sockaddr_storage *addr, socklen_t len)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    sock->fd = socket(addr->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (sock->fd < 0)
+        return weft_fail(-errno, "tcp: cannot make a socket: %m");
+    sock->state = TCP_CONNECTING;
+    set_options(nic, sock->fd);
+    if (connect(sock->fd, (const struct sockaddr *)addr, len) < 0 && errno != EINPROGRESS)
+        return weft_fail(-errno, "tcp: cannot connect: %m");
+    return tcp_watch(nic, EPOLL_CTL_ADD, sock->fd, EPOLLOUT, sock);
+}
+
+static int link_dial(struct tcp_link *link, const uint8_t *blob)
+{
+    struct sockaddr_storage addr;
+    socklen_t len = target(link, blob, &addr);
+    int rc = 0;
+    if (blob[6] < link->nsocks)
+        link->nsocks = blob[6];
+    memcpy(link->token, blob + 32, TCP_TOKEN);
+    link->state = TCP_LINK_JOINING;
+    for (uint32_t i = 0; rc == 0 && i < link->nsocks; i++)
+        rc = sock_dial(&link->socks[i], &addr, len);
+    if (rc < 0)
+        tcp_link_fail(link, rc);
+    return rc;
+}
+
+static int link_up(struct tcp_link *link)
+{
+    for (uint32_t i = 0; i < link->nsocks; i++) {
+        struct tcp_sock *sock = &link->socks[i];
+        int rc = tcp_watch(tcp_nic_of(link), EPOLL_CTL_MOD, sock->fd, EPOLLIN, sock);
+        if (rc < 0) {
+            tcp_link_fail(link, rc);
+            return rc;
+        }
+    }
+    link->state = TCP_LINK_UP;
+    return 0;
+}
+
+int tcp_link_connect(struct weft_link *base, const void *addr, size_t len)
+{
+    struct tcp_link *link = (struct tcp_link *)base;
+    if (link->state == TCP_LINK_DOWN)
+        return weft_fail(link->status, "tcp: the link could not be connected: %s",
+                         weft_strerror(link->status));
+    if (link->state == TCP_LINK_UP)
+        return 0;
+    int rc = address_check(link, addr, len);
+    if (rc == 0 && link->role == WEFT_ROLE_ACTIVE && link->state == TCP_LINK_NEW)
+        rc = link_dial(link, addr);
+    if (rc < 0)
+        return rc;
+    return link->joined == link->nsocks ? link_up(link) : WEFT_EAGAIN;
+}
+
+static void sock_close(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    if (sock->state == TCP_CLOSED)
+        return;
+    for (uint32_t i = 0; sock->hot && i < nic->nhot; i++)
+        if (nic->hot[i] == sock)
+            nic->hot[i] = nic->hot[--nic->nhot];
+    if (sock->blocked)
+        nic->nblocked--;
+    sock->hot = sock->blocked = false;
+    tcp_rx_drop(sock);
+    tcp_out_drop(sock);
+    free(sock->flight);
+    sock->flight = NULL;
+    sock->state = TCP_CLOSED;
+    close(sock->fd);
+}
+
+/* Give back all that a link holds, but what its last comps need. */
+static void link_strip(struct tcp_link *link)
+{
+    for (uint32_t i = 0; i < link->nsocks; i++)
+        sock_close(&link->socks[i]);
+    while (link->ops)
+        tcp_op_free(link->ops);
+    link->todo.head = link->bulk.head = link->answers.head = NULL;
+    link->started = link->nanswers = link->acks = 0;
+}
+
+void tcp_link_fail(struct tcp_link *link, int status)
+{
+    if (link->state == TCP_LINK_DOWN)
+        return;
+    weft_log(WEFT_LOG_DEBUG, "tcp", "link %p is down: %s", (void *)link, weft_strerror(status));
+    link->down_due = link->state == TCP_LINK_UP;
+    tcp_nic_of(link)->ndown += link->down_due;
+    link->state = TCP_LINK_DOWN;
+    link->status = status;
+    link_strip(link);
+}
+
+/* Take a link off the lists of its nic. */
+static void link_forget(struct tcp_link *link)
+{
+    struct tcp_nic *nic = tcp_nic_of(link);
+    struct tcp_queue done = {0};
+    struct tcp_link **at = &nic->ready;
+    while (nic->done.head) {
+        struct tcp_op *op = tcp_queue_pop(&nic->done);
+        if (op->link == link)
+            tcp_op_forget(op);
+        else
+            tcp_queue_push(&done, op);
+    }
+    nic->done = done;
+    while (link->ready && *at != link)
+        at = &(*at)->ready_next;
+    if (link->ready) {
+        *at = link->ready_next;
+        if (!*at)
+            nic->ready_tail = at;
+    }
+    nic->ndown -= link->down_due;
+    if (link->prev)
+        link->prev->next = link->next;
+    else
+        nic->links = link->next;
+    if (link->next)
+        link->next->prev = link->prev;
+}
+
+void tcp_link_close(struct weft_link *base)
+{
+    struct tcp_link *link = (struct tcp_link *)base;
+    if (link->state == TCP_LINK_UP)
+        tcp_tx_farewell(link);
+    link_strip(link);
+    link_forget(link);
+    free(link->socks);
+    free(link);
+}
+
+/* --- silence ----------------------------------------------------------------------------------- */
+
+/* The peer's kernel owes an answer and has been asked again for it. */
+static bool sock_stalls(const struct tcp_info *info)
+{
+    return (info->tcpi_unacked > 0 && info->tcpi_retransmits > 0) ||
+           info->tcpi_probes >= PROBES_SUSPECT;
+}
+
+static bool sock_silent(struct tcp_sock *sock, uint64_t now, int64_t timeout)
+{
+    struct tcp_info info = {0};
+    socklen_t len = sizeof(info);
+    if (getsockopt(sock->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || !sock_stalls(&info)) {
+        sock->suspect = 0;
+        return false;
+    }
+    int64_t since = (int64_t)(now - sock->suspect) / 1000000;
+    if (sock->suspect == 0 || info.tcpi_last_ack_recv < since) {
+        sock->suspect = now;
+        return false;
+    }
+    return since >= timeout;
+}
+
+void tcp_check_silence(struct tcp_nic *nic)
+{
+    uint64_t now = weft_now();
+    nic->checked = now;
+    for (struct tcp_link *link = nic->links; link; link = link->next)
+        for (uint32_t i = 0; link->state == TCP_LINK_UP && i < link->nsocks; i++)
+            if ((link->ops || link->socks[i].blocked) &&
+                sock_silent(&link->socks[i], now, nic->timeout))
+                tcp_link_fail(link, -ETIMEDOUT);
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A socket's way out: a buffer of heads and small payloads, and splices, which are large payloads
+ * that go between its bytes. All of it leaves in as few system calls as it takes.
+ */
+#include "tcp.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+/* --- pieces ------------------------------------------------------------------------------------ */
+
+uint64_t tcp_pieces(const struct tcp_op *op, struct tcp_cursor at, uint64_t len, struct iovec *iov,
+                    int max, int *niov)
+{
+    uint64_t sum = 0;
+    for (; sum < len && *niov < max; at.index++, at.offset = 0) {
+        const struct weft_iov_local *piece = &op->iov[at.index];
+        uint64_t n = piece->len - at.offset;
+        if (n == 0)
+            continue;
+        if (n > len - sum)
+            n = len - sum;
+        iov[*niov].iov_base = (char *)piece->addr + at.offset;
+        iov[(*niov)++].iov_len = n;
+        sum += n;
+    }
+    return sum;
+}
+
+void tcp_cursor_move(const struct tcp_op *op, struct tcp_cursor *at, uint64_t by)
+{
+    while (by > 0) {
+        uint64_t left = op->iov[at->index].len - at->offset;
+        if (by < left) {
+            at->offset += by;
+            return;
+        }
+        by -= left;
+        at->index++;
+        at->offset = 0;
+    }
+}
+
+/* --- the out buffer ---------------------------------------------------------------------------- */
+
+static void out_compact(struct tcp_sock *sock)
+{
+    struct tcp_buf *buf = sock->out;
+    memmove(buf->data, buf->data + buf->head, buf->tail - buf->head);
+    for (uint32_t i = 0; i < sock->nsplices; i++)
+        sock->splices[(sock->splice_first + i) % TCP_SPLICES].pos -= buf->head;
+    buf->tail -= buf->head;
+    buf->head = 0;
+}
+
+/* Room for `need` bytes, if no more than `limit` are in the buffer then. */
+bool tcp_out_room(struct tcp_sock *sock, uint32_t need, uint32_t limit)
+{
+    if (!sock->out)
+        sock->out = tcp_buf_get(tcp_nic_of(sock->link));
+    struct tcp_buf *buf = sock->out;
+    if (!buf)
+        tcp_tx_ready(sock->link); /* no memory: try again in the next poll */
+    if (!buf || buf->tail - buf->head + need > limit)
+        return false;
+    if (TCP_BUF - buf->tail < need)
+        out_compact(sock);
+    return true;
+}
+
+/* Tell the peer what was executed; socket 0 only. */
+static void ack_fill(struct tcp_link *link, struct tcp_frame *frame)
+{
+    uint32_t i = link->acks ? (uint32_t)__builtin_ctz(link->acks) : 0;
+    frame->ack_sock = (uint8_t)i;
+    frame->ack = link->socks[i].executed;
+    link->acks &= ~(1u << i);
+}
+
+/* The caller has made room. */
+void tcp_out_head(struct tcp_sock *sock, struct tcp_frame *frame)
+{
+    struct tcp_buf *buf = sock->out;
+    if (sock->index == 0)
+        ack_fill(sock->link, frame);
+    uint32_t n = tcp_frame_encode(buf->data + buf->tail, frame);
+    buf->tail += n;
+    sock->staged += n;
+}
+
+static void stage_copy(struct tcp_sock *sock, struct tcp_op *op, uint32_t len)
+{
+    struct tcp_buf *buf = sock->out;
+    for (uint32_t done = 0; done < len;) {
+        struct iovec piece;
+        int n = 0;
+        uint64_t part = tcp_pieces(op, op->at, len - done, &piece, 1, &n);
+        memcpy(buf->data + buf->tail, piece.iov_base, part);
+        tcp_cursor_move(op, &op->at, part);
+        buf->tail += (uint32_t)part;
+        done += (uint32_t)part;
+    }
+}
+
+static void stage_splice(struct tcp_sock *sock, struct tcp_op *op, uint32_t len,
+                         struct tcp_mem *mem)
+{
+    uint32_t last = (sock->splice_first + sock->nsplices++) % TCP_SPLICES;
+    sock->splices[last] = (struct tcp_splice){
+        .op = op, .mem = mem, .at = op->at, .left = len, .pos = sock->out->tail};
+    tcp_cursor_move(op, &op->at, len);
+    if (mem) {
+        mem->busy++;
+        op->pending++;
+    }
+}
+
+/* The next `len` bytes of op, behind a head that was just staged. */
+void tcp_out_payload(struct tcp_sock *sock, struct tcp_op *op, uint32_t len, struct tcp_mem *mem)
+{
+    if (len <= TCP_COPY_MAX)
+        stage_copy(sock, op, len);
+    else
+        stage_splice(sock, op, len, mem);
+    op->staged += len;
+    sock->staged += len;
+}
+
+bool tcp_out_fits(struct tcp_sock *sock, uint64_t len)
+{
+    uint32_t need = TCP_FRAME_MAX + (len <= TCP_COPY_MAX ? (uint32_t)len : 0);
+    return (len <= TCP_COPY_MAX || sock->nsplices < TCP_SPLICES) &&
+           tcp_out_room(sock, need, TCP_OUT_CMDS);
+}
+
+/* A frame that the peer counts. */
+void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame)
+{
+    tcp_out_head(sock, frame);
+    tcp_out_payload(sock, op, frame->len, NULL);
+    uint32_t last = (sock->flight_first + sock->nflight++) % sock->window;
+    sock->flight[last] = (struct tcp_flight){.op = op, .end = sock->staged};
+    op->pending++;
+}
+
+/* --- sending what is staged -------------------------------------------------------------------- */
+
+static int out_gather(struct tcp_sock *sock, struct iovec *iov)
+{
+    struct tcp_buf *buf = sock->out;
+    uint32_t at = buf->head;
+    int n = 0;
+    for (uint32_t i = 0; i < sock->nsplices; i++) {
+        struct tcp_splice *splice = &sock->splices[(sock->splice_first + i) % TCP_SPLICES];
+        if (splice->pos > at)
+            iov[n++] = (struct iovec){buf->data + at, splice->pos - at};
+        at = splice->pos;
+        if (tcp_pieces(splice->op, splice->at, splice->left, iov, TCP_IOV - 2, &n) <
+                splice->left ||
+            n >= TCP_IOV - 2)
+            return n;
+    }
+    if (buf->tail > at)
+        iov[n++] = (struct iovec){buf->data + at, buf->tail - at};
+    return n;
+}
+
+static void splice_done(struct tcp_sock *sock, struct tcp_splice *splice)
+{
+    struct tcp_op *op = splice->op;
+    sock->splice_first = (sock->splice_first + 1) % TCP_SPLICES;
+    sock->nsplices--;
+    if (!splice->mem)
+        return;
+    splice->mem->busy--;
+    if (--op->pending == 0 && op->staged == op->len)
+        tcp_answer_end(op);
+}
+
+static void out_consume(struct tcp_sock *sock, uint64_t n)
+{
+    struct tcp_buf *buf = sock->out;
+    sock->sent += n;
+    while (n > 0) {
+        struct tcp_splice *splice = sock->nsplices ? &sock->splices[sock->splice_first] : NULL;
+        uint64_t part = (splice ? splice->pos : buf->tail) - buf->head;
+        if (part > n)
+            part = n;
+        buf->head += (uint32_t)part;
+        n -= part;
+        if (!splice)
+            continue;
+        part = n < splice->left ? n : splice->left;
+        tcp_cursor_move(splice->op, &splice->at, part);
+        splice->left -= part;
+        n -= part;
+        if (splice->left == 0 && splice->pos == buf->head)
+            splice_done(sock, splice);
+    }
+}
+
+static void sock_block(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    int rc = tcp_watch(nic, EPOLL_CTL_MOD, sock->fd, EPOLLIN | EPOLLOUT, sock);
+    if (rc < 0) {
+        tcp_link_fail(sock->link, rc);
+        return;
+    }
+    sock->blocked = true;
+    nic->nblocked++;
+}
+
+/* Send what is staged until the socket is full. Returns bytes sent. */
+uint64_t tcp_out_flush(struct tcp_sock *sock)
+{
+    uint64_t sum = 0;
+    while (!sock->blocked && sock->sent < sock->staged) {
+        struct iovec iov[TCP_IOV];
+        struct msghdr msg = {.msg_iov = iov};
+        uint64_t want = 0;
+        msg.msg_iovlen = (size_t)out_gather(sock, iov);
+        for (size_t i = 0; i < msg.msg_iovlen; i++)
+            want += iov[i].iov_len;
+        ssize_t n = sendmsg(sock->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN) {
+            tcp_link_fail(sock->link, tcp_status(errno));
+            return sum;
+        }
+        if (n > 0)
+            out_consume(sock, (uint64_t)n);
+        sum += n > 0 ? (uint64_t)n : 0;
+        if (n < 0 || (uint64_t)n < want)
+            sock_block(sock);
+    }
+    if (sock->out && sock->sent == sock->staged) {
+        tcp_buf_put(tcp_nic_of(sock->link), sock->out);
+        sock->out = NULL;
+    }
+    return sum;
+}
+
+void tcp_out_drop(struct tcp_sock *sock)
+{
+    for (; sock->nsplices; sock->nsplices--) {
+        struct tcp_mem *mem = sock->splices[sock->splice_first].mem;
+        if (mem)
+            mem->busy--;
+        sock->splice_first = (sock->splice_first + 1) % TCP_SPLICES;
+    }
+    if (sock->out)
+        tcp_buf_put(tcp_nic_of(sock->link), sock->out);
+    sock->out = NULL;
+    sock->nflight = 0;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The initiator: cmds become ops, ops become frames, and what the peer says of them. */
+#include "tcp.h"
+
+#include <errno.h>
+
+/* What post may send before it returns to its caller. */
+#define POST_BUDGET (256 * 1024)
+
+/* --- from cmds to frames ----------------------------------------------------------------------- */
+
+bool tcp_is_bulk(const struct tcp_op *op)
+{
+    return op->len > TCP_BULK_MIN && op->op != WEFT_OP_SEND &&
+           (op->is_answer || op->op != WEFT_OP_READ);
+}
+
+/* Head of the frame with the next n bytes of a WRITE. */
+struct tcp_frame tcp_write_frame(const struct tcp_op *op, uint32_t n)
+{
+    struct tcp_frame frame = {.type = TCP_WRITE,
+                              .len = n,
+                              .word = {op->remote_key, op->remote_addr, op->len, op->staged}};
+    bool last = op->staged + n == op->len;
+    if (n < op->len)
+        frame.type = TCP_PART;
+    if (op->op == WEFT_OP_WRITE_IMM && last) {
+        frame.type = n < op->len ? TCP_PART_IMM : TCP_WRITE_IMM;
+        frame.id = op->imm;
+    }
+    return frame;
+}
+
+/* SEND, WRITE and WRITE_IMM in one frame on socket 0. */
+static bool start_counted(struct tcp_sock *sock, struct tcp_op *op)
+{
+    if (sock->nflight == sock->window || !tcp_out_fits(sock, op->len))
+        return false;
+    struct tcp_frame frame = {.type = TCP_SEND, .len = (uint32_t)op->len};
+    if (op->op != WEFT_OP_SEND)
+        frame = tcp_write_frame(op, (uint32_t)op->len);
+    tcp_out_counted(sock, op, &frame);
+    return true;
+}
+
+/* READ and ADD64. */
+static bool start_call(struct tcp_sock *sock, struct tcp_op *op)
+{
+    struct tcp_link *link = op->link;
+    if (link->nfree_calls == 0 || !tcp_out_room(sock, TCP_FRAME_MAX, TCP_OUT_CMDS))
+        return false;
+    op->call = link->free_calls[--link->nfree_calls];
+    link->calls[op->call] = op;
+    struct tcp_frame frame = {
+        .type = op->op == WEFT_OP_READ ? TCP_READ : TCP_ADD,
+        .id = op->call,
+        .word = {op->remote_key, op->remote_addr, op->op == WEFT_OP_READ ? op->len : op->value}};
+    tcp_out_head(sock, &frame);
+    return true;
+}
+
+/* False: not now. */
+static bool start(struct tcp_link *link, struct tcp_op *op)
+{
+    switch (op->op) {
+    case WEFT_OP_FENCE:
+        return link->started == 0;
+    case WEFT_OP_READ:
+    case WEFT_OP_ADD64:
+        return start_call(&link->socks[0], op);
+    default:
+        return tcp_is_bulk(op) || start_counted(&link->socks[0], op);
+    }
+}
+
+void tcp_post_start(struct tcp_link *link)
+{
+    struct tcp_op *op;
+    while ((op = link->todo.head) && start(link, op)) {
+        tcp_queue_pop(&link->todo);
+        link->started++;
+        if (op->op == WEFT_OP_FENCE)
+            tcp_op_done(op, 0);
+        else if (tcp_is_bulk(op))
+            tcp_queue_push(&link->bulk, op);
+    }
+}
+
+/* --- post -------------------------------------------------------------------------------------- */
+
+static struct tcp_op *op_of_cmd(struct tcp_link *link, const struct weft_cmd *cmd)
+{
+    struct tcp_op *op = tcp_op_new(link);
+    if (!op)
+        return NULL;
+    op->op = cmd->op;
+    op->imm = cmd->imm;
+    op->remote_addr = cmd->remote_addr;
+    op->remote_key = cmd->remote_key;
+    op->value = cmd->value;
+    op->len = cmd->op == WEFT_OP_FENCE ? 0 : cmd->len;
+    op->end = op->len;
+    op->ctx = cmd->ctx;
+    op->niov = cmd->niov;
+    if (cmd->niov == 0)
+        op->one = cmd->one;
+    op->iov = cmd->niov ? cmd->iov : &op->one;
+    return op;
+}
+
+/* Keep the payload of an inline cmd that could not be staged. */
+static void op_keep_inline(struct tcp_op *op)
+{
+    struct iovec piece;
+    for (uint64_t done = 0; done < op->len;) {
+        int n = 0;
+        uint64_t part = tcp_pieces(op, op->at, op->len - done, &piece, 1, &n);
+        memcpy(op->copy + done, piece.iov_base, part);
+        tcp_cursor_move(op, &op->at, part);
+        done += part;
+    }
+    op->one = (struct weft_iov_local){.addr = op->copy, .len = op->len};
+    op->iov = &op->one;
+    op->at = (struct tcp_cursor){0, 0};
+}
+
+int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
+{
+    struct tcp_link *link = (struct tcp_link *)base;
+    if (link->state != TCP_LINK_UP)
+        return weft_fail(link->state == TCP_LINK_DOWN ? WEFT_ELINK : -ENOTCONN,
+                         "tcp: post on a link that is %s",
+                         link->state == TCP_LINK_DOWN ? "dead" : "not connected");
+    bool idle = link->started == 0;
+    int i = 0;
+    for (; i < n && link->posted < link->depth; i++) {
+        int rc = weft_cmd_check(&base->nic->attr, &cmds[i]);
+        struct tcp_op *op = rc < 0 ? NULL : op_of_cmd(link, &cmds[i]);
+        if (rc < 0 && i == 0)
+            return rc;
+        if (!op)
+            break;
+        link->posted++;
+        tcp_queue_push(&link->todo, op);
+        tcp_post_start(link);
+        if ((cmds[i].flags & WEFT_CMD_INLINE) && link->todo.head)
+            op_keep_inline(op);
+    }
+    int64_t budget = POST_BUDGET;
+    if (i > 0 && idle && !(cmds[i - 1].flags & WEFT_CMD_MORE))
+        tcp_tx_run(link, &budget);
+    else if (i > 0)
+        tcp_tx_ready(link);
+    return i;
+}
+
+/* --- what the peer says of our frames ---------------------------------------------------------- */
+
+bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
+{
+    if (index >= link->nsocks)
+        return false;
+    struct tcp_sock *sock = &link->socks[index];
+    uint32_t n = count - sock->acked;
+    if (n > sock->nflight)
+        return false;
+    for (; n > 0; n--) {
+        struct tcp_flight *flight = &sock->flight[sock->flight_first];
+        struct tcp_op *op = flight->op;
+        if (flight->end > sock->sent)
+            return false;
+        sock->flight_first = (sock->flight_first + 1) % sock->window;
+        sock->nflight--;
+        sock->acked++;
+        if (--op->pending == 0 && op->staged == op->len)
+            tcp_op_done(op, op->status);
+    }
+    if (tcp_tx_queued(link))
+        tcp_tx_ready(link);
+    return true;
+}
+
+bool tcp_post_nacked(struct tcp_link *link, uint64_t index, uint32_t nth, int status)
+{
+    if (index >= link->nsocks)
+        return false;
+    struct tcp_sock *sock = &link->socks[index];
+    uint32_t i = nth - sock->acked;
+    if (i >= sock->nflight)
+        return false;
+    struct tcp_flight *flight = &sock->flight[(sock->flight_first + i) % sock->window];
+    if (flight->op->op == WEFT_OP_SEND)
+        return false;
+    /* It comes as soon as the head is there; the op ends when all of the frame was sent. */
+    if (flight->op->status == 0)
+        flight->op->status = status;
+    return true;
+}
+
+void tcp_call_done(struct tcp_op *op, int status)
+{
+    struct tcp_link *link = op->link;
+    link->calls[op->call] = NULL;
+    link->free_calls[link->nfree_calls++] = (uint16_t)op->call;
+    tcp_op_done(op, status);
+    if (tcp_tx_queued(link))
+        tcp_tx_ready(link);
+}

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Receiving: bytes become frames; payload goes where it belongs. Nothing a peer says is believed. */
+#include "tcp.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+
+/* What one socket may take of a poll before the next one has its turn. */
+#define TURN_BYTES (512 * 1024)
+/* Work that a frame costs beside its bytes, in bytes. */
+#define FRAME_COST 256
+/* Payload of which at least this much is missing is received in place. */
+#define DIRECT_MIN 4096
+/* ... with so much behind it: the head of the next frame, or several small frames. */
+#define DIRECT_TAIL TCP_FRAME_MAX
+
+static const int16_t code_status[TCP_CODES] = {
+    [TCP_OK] = 0,
+    [TCP_CODE_KEY] = WEFT_EKEY,
+    [TCP_CODE_BOUNDS] = WEFT_EBOUNDS,
+    [TCP_CODE_ACCESS] = WEFT_EACCESS,
+};
+
+enum step {
+    STEP_ON,    /* go on with the next frame */
+    STEP_MORE,  /* needs bytes that have not come */
+    STEP_FULL,  /* needs room for a comp */
+    STEP_PROTO, /* the peer broke the protocol */
+};
+
+/* --- comps ------------------------------------------------------------------------------------- */
+
+static bool comp_room(const struct tcp_poll *poll)
+{
+    return poll->n < poll->max;
+}
+
+static struct weft_comp *comp_add(struct tcp_poll *poll, struct tcp_link *link, uint8_t op)
+{
+    struct weft_comp *comp = &poll->comps[poll->n++];
+    *comp = (struct weft_comp){.link = &link->base, .op = op};
+    return comp;
+}
+
+/* --- the target's side ------------------------------------------------------------------------- */
+
+static void count_executed(struct tcp_sock *sock)
+{
+    struct tcp_link *link = sock->link;
+    sock->executed++;
+    if (!link->acks)
+        link->acks_poll = tcp_nic_of(link)->polls;
+    link->acks |= 1u << sock->index;
+    tcp_tx_ready(link);
+}
+
+static void refuse(struct tcp_sock *sock, enum tcp_code code)
+{
+    struct tcp_frame nack = {.type = TCP_NACK, .id = sock->executed, .word = {sock->index, code}};
+    tcp_tx_answer(sock->link, &nack);
+}
+
+/* The range a WRITE frame may touch, and that its chunk lies in it. */
+static enum step begin_write(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    bool part = frame->type == TCP_PART || frame->type == TCP_PART_IMM;
+    uint64_t addr = frame->word[1], total = part ? frame->word[2] : frame->len;
+    uint64_t offset = part ? frame->word[3] : 0;
+    if (total > TCP_MAX_MSG || offset > total || frame->len > total - offset)
+        return STEP_PROTO;
+    struct tcp_rx *rx = &sock->rx;
+    struct tcp_mem *mem = NULL;
+    enum tcp_code code = tcp_mem_find(tcp_nic_of(sock->link), frame->word[0], addr, total,
+                                      WEFT_ACCESS_WRITE, &mem);
+    rx->type = frame->type;
+    rx->imm = frame->id;
+    rx->rest = frame->len;
+    rx->dst = (uint8_t *)(uintptr_t)(addr + offset);
+    rx->mem = mem;
+    if (mem)
+        mem->busy++;
+    else
+        refuse(sock, code);
+    return STEP_ON;
+}
+
+static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
+                            const struct tcp_frame *frame)
+{
+    struct tcp_buf *buf = sock->rx.buf;
+    if (sock->index != 0 || frame->len > TCP_MAX_SEND)
+        return STEP_PROTO;
+    if (buf->tail - buf->head < TCP_HEAD + frame->len)
+        return STEP_MORE;
+    if (!comp_room(poll))
+        return STEP_FULL;
+    struct weft_comp *comp = comp_add(poll, sock->link, WEFT_OP_RECV);
+    comp->data = buf->data + buf->head + TCP_HEAD;
+    comp->len = frame->len;
+    buf->lent = poll->nic->polls;
+    buf->head += frame->len;
+    count_executed(sock);
+    return STEP_ON;
+}
+
+static enum step begin_add(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    struct tcp_mem *mem;
+    uint64_t addr = frame->word[1];
+    struct tcp_frame answer = {.type = TCP_ADDED, .id = frame->id};
+    enum tcp_code code = tcp_mem_find(tcp_nic_of(sock->link), frame->word[0], addr,
+                                      sizeof(uint64_t), WEFT_ACCESS_ATOMIC, &mem);
+    if (code == TCP_OK && addr % sizeof(uint64_t) != 0)
+        code = TCP_CODE_BOUNDS;
+    /* Sequentially consistent: pairs with whatever the target's threads do to the word. */
+    if (code == TCP_OK)
+        answer.word[0] = __atomic_fetch_add((uint64_t *)(uintptr_t)addr, frame->word[2],
+                                            __ATOMIC_SEQ_CST);
+    answer.word[1] = code;
+    tcp_tx_answer(sock->link, &answer);
+    return STEP_ON;
+}
+
+static enum step begin_read(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    int rc = tcp_tx_serve(sock->link, frame);
+    if (rc < 0)
+        tcp_link_fail(sock->link, rc);
+    return STEP_ON;
+}
+
+/* --- the initiator's side ---------------------------------------------------------------------- */
+
+static struct tcp_op *find_call(struct tcp_link *link, uint32_t call, uint8_t op)
+{
+    struct tcp_op *found = call < TCP_DEPTH ? link->calls[call] : NULL;
+    return found && found->op == op ? found : NULL;
+}
+
+static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    struct tcp_op *op = find_call(sock->link, frame->id, WEFT_OP_READ);
+    struct tcp_rx *rx = &sock->rx;
+    uint64_t offset = frame->word[0];
+    /* Bytes are claimed before they are received and have arrived when their chunk is whole: when
+     * `arrived` reaches the end, no socket refers to the op any more. */
+    if (!op || frame->len > op->end - op->claimed || offset > op->len ||
+        frame->len > op->len - offset || (frame->len == 0) != (op->len == 0))
+        return STEP_PROTO;
+    if (frame->len == 0) {
+        tcp_call_done(op, 0);
+        return STEP_ON;
+    }
+    op->claimed += frame->len;
+    rx->type = frame->type;
+    rx->rest = frame->len;
+    rx->len = frame->len;
+    rx->op = op;
+    rx->at = (struct tcp_cursor){0, 0};
+    tcp_cursor_move(op, &rx->at, offset);
+    return STEP_ON;
+}
+
+static enum step begin_end(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    struct tcp_op *op = find_call(sock->link, frame->id, WEFT_OP_READ);
+    uint64_t sent = frame->word[0], code = frame->word[1];
+    if (!op || op->status < 0 || sent < op->claimed || sent > op->len || code == TCP_OK ||
+        code >= TCP_CODES)
+        return STEP_PROTO;
+    op->end = sent;
+    op->status = code_status[code];
+    if (op->arrived == op->end)
+        tcp_call_done(op, op->status);
+    return STEP_ON;
+}
+
+static enum step begin_added(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    struct tcp_op *op = find_call(sock->link, frame->id, WEFT_OP_ADD64);
+    if (!op || frame->word[1] >= TCP_CODES)
+        return STEP_PROTO;
+    op->value = frame->word[0];
+    tcp_call_done(op, code_status[frame->word[1]]);
+    return STEP_ON;
+}
+
+static enum step begin_nack(struct tcp_sock *sock, const struct tcp_frame *frame)
+{
+    uint64_t code = frame->word[1];
+    if (sock->index != 0 || code == TCP_OK || code >= TCP_CODES ||
+        !tcp_post_nacked(sock->link, frame->word[0], frame->id, code_status[code]))
+        return STEP_PROTO;
+    return STEP_ON;
+}
+
+/* --- frames ------------------------------------------------------------------------------------ */
+
+static bool has_payload(uint8_t type)
+{
+    return type == TCP_SEND || (type >= TCP_WRITE && type <= TCP_PART_IMM) || type == TCP_DATA;
+}
+
+static enum step begin_type(struct tcp_poll *poll, struct tcp_sock *sock,
+                            const struct tcp_frame *frame)
+{
+    switch (frame->type) {
+    case TCP_SEND:
+        return begin_send(poll, sock, frame);
+    case TCP_READ:
+        return begin_read(sock, frame);
+    case TCP_DATA:
+        return begin_data(sock, frame);
+    case TCP_END:
+        return begin_end(sock, frame);
+    case TCP_ADD:
+        return begin_add(sock, frame);
+    case TCP_ADDED:
+        return begin_added(sock, frame);
+    case TCP_NACK:
+        return begin_nack(sock, frame);
+    case TCP_ACK:
+        return STEP_ON;
+    default:
+        return begin_write(sock, frame);
+    }
+}
+
+static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    struct tcp_buf *buf = sock->rx.buf;
+    struct tcp_frame frame;
+    int size = tcp_frame_decode(buf->data + buf->head, buf->tail - buf->head, &frame);
+    if (size == 0)
+        return STEP_MORE;
+    if (size < 0 || (frame.len > 0 && !has_payload(frame.type)))
+        return STEP_PROTO;
+    enum step step = begin_type(poll, sock, &frame);
+    if (step != STEP_ON || sock->link->state != TCP_LINK_UP)
+        return step;
+    buf->head += (uint32_t)size;
+    poll->budget -= FRAME_COST;
+    if (sock->index == 0 && !tcp_post_acked(sock->link, frame.ack_sock, frame.ack))
+        return STEP_PROTO;
+    return STEP_ON;
+}
+
+/* All of the payload is in its place. */
+static enum step end_frame(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    struct tcp_rx *rx = &sock->rx;
+    struct tcp_op *op = rx->op;
+    bool imm = rx->mem && (rx->type == TCP_WRITE_IMM || rx->type == TCP_PART_IMM);
+    if (imm && !comp_room(poll))
+        return STEP_FULL;
+    if (imm)
+        comp_add(poll, sock->link, WEFT_OP_WRITE_IMM)->imm = rx->imm;
+    if (op)
+        op->arrived += rx->len;
+    else
+        count_executed(sock);
+    if (op && op->arrived == op->end)
+        tcp_call_done(op, op->status);
+    if (rx->mem)
+        rx->mem->busy--;
+    rx->mem = NULL;
+    rx->op = NULL;
+    rx->type = 0;
+    return STEP_ON;
+}
+
+static void payload_moved(struct tcp_rx *rx, uint64_t n)
+{
+    rx->rest -= (uint32_t)n;
+    if (rx->mem)
+        rx->dst += n;
+    if (rx->op)
+        tcp_cursor_move(rx->op, &rx->at, n);
+}
+
+/* Up to max pieces of where payload goes; bytes in them. A refused one goes nowhere: 0. */
+static uint64_t payload_pieces(const struct tcp_rx *rx, struct iovec *iov, int max, int *niov)
+{
+    if (rx->op)
+        return tcp_pieces(rx->op, rx->at, rx->rest, iov, max, niov);
+    if (!rx->mem)
+        return 0;
+    iov[(*niov)++] = (struct iovec){rx->dst, rx->rest};
+    return rx->rest;
+}
+
+/* Payload that came with heads. */
+static void payload_copy(struct tcp_rx *rx)
+{
+    struct tcp_buf *buf = rx->buf;
+    while (rx->rest > 0 && buf->tail > buf->head) {
+        struct iovec piece = {0};
+        int niov = 0;
+        uint64_t n = buf->tail - buf->head;
+        uint64_t len = payload_pieces(rx, &piece, 1, &niov);
+        if (niov == 0)
+            len = rx->rest;
+        if (n > len)
+            n = len;
+        if (niov > 0)
+            memcpy(piece.iov_base, buf->data + buf->head, n);
+        buf->head += (uint32_t)n;
+        payload_moved(rx, n);
+    }
+}
+
+/* --- a socket's turn --------------------------------------------------------------------------- */
+
+static void park(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    sock->rx.waits = true;
+    sock->parked_next = NULL;
+    *nic->parked_tail = sock;
+    nic->parked_tail = &sock->parked_next;
+    nic->nparked++;
+}
+
+/* Out of the list, wherever it is. */
+static void unpark(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    struct tcp_sock **at = &nic->parked;
+    while (*at != sock)
+        at = &(*at)->parked_next;
+    *at = sock->parked_next;
+    if (!*at)
+        nic->parked_tail = at;
+    sock->rx.waits = false;
+    nic->nparked--;
+}
+
+/* Do what the buffered bytes say. True: it wants more bytes. */
+static bool parse(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    struct tcp_rx *rx = &sock->rx;
+    enum step step = STEP_ON;
+    while (step == STEP_ON && sock->link->state == TCP_LINK_UP) {
+        if (poll->budget <= 0 && (rx->buf->tail > rx->buf->head || (rx->type && !rx->rest)))
+            step = STEP_FULL;
+        else if (!rx->type)
+            step = begin_frame(poll, sock);
+        else if (rx->rest == 0)
+            step = end_frame(poll, sock);
+        else if (rx->buf->tail > rx->buf->head)
+            payload_copy(rx);
+        else
+            step = STEP_MORE;
+    }
+    if (step == STEP_PROTO)
+        tcp_link_fail(sock->link, WEFT_EPROTO);
+    else if (step == STEP_FULL && sock->link->state == TCP_LINK_UP)
+        park(sock);
+    return step == STEP_MORE;
+}
+
+/* Room behind the bytes of an unfinished frame, which is never larger than a buffer. */
+static bool make_room(struct tcp_poll *poll, struct tcp_rx *rx)
+{
+    struct tcp_buf *old = rx->buf;
+    uint32_t kept = old ? old->tail - old->head : 0;
+    if (old && (kept == 0 || old->tail > TCP_BUF / 2) && old->lent != poll->nic->polls) {
+        memmove(old->data, old->data + old->head, kept);
+        old->head = 0;
+        old->tail = kept;
+    } else if (!old || old->tail > TCP_BUF / 2) {
+        rx->buf = tcp_buf_get(poll->nic);
+        if (!rx->buf)
+            return false;
+        if (old) {
+            memcpy(rx->buf->data, old->data + old->head, kept);
+            tcp_buf_put(poll->nic, old);
+        }
+        rx->buf->tail = kept;
+        poll->budget -= TCP_BUF / 2; /* bounds how many buffers a poll can lend */
+    }
+    return true;
+}
+
+/* One system call. Bytes received, 0: nothing there; *drained: nothing is left. */
+static ssize_t receive(struct tcp_sock *sock, bool *drained)
+{
+    struct tcp_rx *rx = &sock->rx;
+    struct tcp_buf *buf = rx->buf;
+    struct iovec iov[TCP_IOV];
+    struct msghdr msg = {.msg_iov = iov};
+    int niov = 0;
+    uint64_t direct = 0, tail = TCP_BUF - buf->tail;
+    if (rx->rest >= DIRECT_MIN)
+        direct = payload_pieces(rx, iov, TCP_IOV - 1, &niov);
+    if (direct > 0)
+        tail = direct < rx->rest ? 0 : DIRECT_TAIL;
+    if (tail > 0)
+        iov[niov++] = (struct iovec){buf->data + buf->tail, tail};
+    msg.msg_iovlen = (size_t)niov;
+    ssize_t n;
+    do
+        n = recvmsg(sock->fd, &msg, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    *drained = n < (ssize_t)(direct + tail);
+    if (n == 0 || (n < 0 && errno != EAGAIN)) {
+        tcp_link_fail(sock->link, n == 0 ? WEFT_EPEER : tcp_status(errno));
+        return 0;
+    }
+    if (n < 0)
+        return 0;
+    uint64_t placed = (uint64_t)n < direct ? (uint64_t)n : direct;
+    payload_moved(rx, placed);
+    buf->tail += (uint32_t)((uint64_t)n - placed);
+    return n;
+}
+
+static void turn_end(struct tcp_nic *nic, struct tcp_rx *rx)
+{
+    if (rx->buf && !rx->waits && rx->buf->head == rx->buf->tail) {
+        tcp_buf_put(nic, rx->buf);
+        rx->buf = NULL;
+    }
+}
+
+bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    bool any = false, drained = false;
+    int64_t left = TURN_BYTES;
+    sock->turn = poll->nic->polls;
+    while (!drained && !sock->rx.waits && left > 0 && poll->budget > 0) {
+        if (!make_room(poll, &sock->rx))
+            break;
+        ssize_t n = receive(sock, &drained);
+        if (n <= 0)
+            break;
+        any = true;
+        left -= n;
+        poll->budget -= n;
+        if (!parse(poll, sock))
+            break;
+    }
+    turn_end(poll->nic, &sock->rx);
+    return any;
+}
+
+void tcp_rx_resume(struct tcp_poll *poll)
+{
+    struct tcp_nic *nic = poll->nic;
+    for (uint32_t n = nic->nparked; n > 0 && nic->parked && poll->budget > 0; n--) {
+        struct tcp_sock *sock = nic->parked;
+        unpark(sock);
+        if (parse(poll, sock))
+            turn_end(nic, &sock->rx);
+    }
+}
+
+void tcp_rx_drop(struct tcp_sock *sock)
+{
+    struct tcp_rx *rx = &sock->rx;
+    if (rx->waits)
+        unpark(sock);
+    if (rx->mem)
+        rx->mem->busy--;
+    if (rx->buf)
+        tcp_buf_put(tcp_nic_of(sock->link), rx->buf);
+    *rx = (struct tcp_rx){0};
+}
