@@ -118,13 +118,14 @@ static bool contains(uint64_t base, uint64_t len, uint64_t addr, uint64_t n)
     return addr >= base && addr - base <= len && n <= len - (addr - base);
 }
 
-/* A shared registration that covers the range with this access, or NULL. Endpoint lock held. */
+/* The shared registration of just this range with this access, or NULL. One of a larger range
+ * would do as well, but would have to outlive that range's own mem: peers could then still reach
+ * what its owner has taken back. Endpoint lock held. */
 static struct weft__reg *cached(struct weft__endpoint *ep, const void *addr, uint64_t len,
                                 uint32_t access)
 {
     for (struct weft__reg *reg = ep->regs; reg; reg = reg->next)
-        if (reg->access == access &&
-            contains((uintptr_t)reg->addr, reg->len, (uintptr_t)addr, len))
+        if (reg->access == access && reg->addr == addr && reg->len == len)
             return reg;
     return NULL;
 }

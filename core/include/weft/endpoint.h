@@ -184,8 +184,8 @@ struct weft_mem_opts {
 
 /*
  * Register memory: host memory, or a GPU's (found by asking the GPU backend). It stays the
- * caller's and must stay mapped until weft_mem_dereg. Registering a range that a registered one
- * contains, with the same access, costs nothing: both share it (reference counted).
+ * caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
+ * access, costs nothing: both mems share one registration, which ends with the last of them.
  */
 WEFT_API int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
                           const struct weft_mem_opts *opts, weft_mem_t *mem);
