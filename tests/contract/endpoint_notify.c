@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Notifications: any bytes, any number, in the order sent, and after the data they announce. */
+#include "duo.h"
+
+#define T TEST_DEADLINE_MS
+#define MIB ((size_t)1 << 20)
+
+/* Pattern `seed` of n bytes, sent from A. */
+static void notify(struct duo *d, int conn, size_t n, uint64_t seed)
+{
+    char *bytes = malloc(n + 1);
+    test_fill(bytes, n, seed, 0);
+    int rc = weft_notify(d->a.conns[conn], bytes, n, T);
+    CHECK(rc == 0, "weft_notify of %zu bytes: %s", n, weft_err_name(rc));
+    free(bytes);
+}
+
+static void every_size_arrives_exactly(void **state)
+{
+    struct duo *d = *state;
+    const size_t sizes[] = {0, 1, 2, 63, 64, 65, 1000, 4000, 4096, 8191, 8192, 8193, 65537, MIB,
+                            10 * MIB};
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        notify(d, 0, sizes[i], i);
+        duo_notif(d, B, 0, sizes[i], i);
+    }
+    duo_no_notif(d, B);
+}
+
+static void any_bytes(void **state)
+{
+    struct duo *d = *state;
+    unsigned char all[512];
+    for (int i = 0; i < 512; i++)
+        all[i] = (unsigned char)i; /* zeros in the middle, too */
+    WEFT_OK(weft_notify(d->conn, all, sizeof all, T));
+    WEFT_OK(weft_notify(d->conn, "", 0, T));
+    struct weft_notif n;
+    WEFT_OK(weft_endpoint_notif(d->b.endpoint, T, &n));
+    assert_int_equal(n.len, sizeof all);
+    assert_memory_equal(n.data, all, sizeof all);
+    weft_notif_free(&n);
+    WEFT_OK(weft_endpoint_notif(d->b.endpoint, T, &n));
+    assert_int_equal(n.len, 0);
+    assert_non_null(n.data);
+    assert_int_equal(n.conn, d->b.conns[0]);
+    weft_notif_free(&n);
+}
+
+static void nonsense_is_refused(void **state)
+{
+    struct duo *d = *state;
+    struct weft_notif n;
+    WEFT_FAILS(-EINVAL, weft_notify(d->conn, NULL, 5, T));
+    WEFT_FAILS(-EINVAL, weft_endpoint_notif(d->a.endpoint, 0, NULL));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 0, &n));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 20, &n));
+}
+
+/* Blocking means: in the peer's queue. No waiting there any more. */
+static void delivered_when_it_returns(void **state)
+{
+    struct duo *d = *state;
+    for (size_t i = 0; i < 50; i++) {
+        size_t len = i % 10 == 9 ? 200000 : i;
+        notify(d, 0, len, i);
+        struct weft_notif n;
+        int rc = weft_endpoint_notif(d->b.endpoint, 0, &n);
+        CHECK(rc == 0, "notification %zu of %zu bytes was not in the queue: %s", i, len,
+              weft_err_name(rc));
+        weft_notif_free(&n);
+    }
+}
+
+static void many_come_in_the_order_sent(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 3000 };
+    for (uint64_t i = 0; i < N; i++) {
+        char bytes[100];
+        size_t len = i % 97;
+        test_fill(bytes, len, i, 0);
+        WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
+                                             .notify_len = len), NULL));
+        memset(bytes, 0xff, sizeof bytes); /* it was copied */
+    }
+    for (uint64_t i = 0; i < N; i++)
+        duo_notif(d, B, 0, i % 97, i);
+    duo_no_notif(d, B);
+}
+
+static void small_and_large_keep_their_order(void **state)
+{
+    struct duo *d = *state;
+    char *bytes = malloc(MIB);
+    for (uint64_t i = 0; i < 30; i++) {
+        size_t len = i % 3 ? i * 10 : MIB - i;
+        test_fill(bytes, len, i, 0);
+        WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
+                                             .notify_len = len), NULL));
+    }
+    for (uint64_t i = 0; i < 30; i++)
+        duo_notif(d, B, 0, i % 3 ? i * 10 : MIB - i, i);
+    free(bytes);
+}
+
+/* The queue holds as much as its limit; the sender waits, nothing is lost. */
+static void a_full_queue_makes_the_sender_wait(void **state)
+{
+    (void)state;
+    weft_config_set("WEFT_NOTIFY_QUEUE", "65536");
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    weft_config_set("WEFT_NOTIFY_QUEUE", NULL);
+    weft_conn_t conn, other;
+    enum { N = 200, LEN = 5000 };
+    char bytes[LEN];
+    duo_join(a, b, &conn, &other);
+    for (uint64_t i = 0; i < N; i++) {
+        test_fill(bytes, LEN, i, 0);
+        WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
+                                          .notify_len = LEN), NULL));
+    }
+    test_sleep_ms(20);
+    for (uint64_t i = 0; i < N; i++) {
+        struct weft_notif n;
+        WEFT_OK(weft_endpoint_notif(b, T, &n));
+        assert_int_equal(n.len, LEN);
+        CHECK(test_differs(n.data, LEN, i, 0) < 0, "notification %" PRIu64 " is wrong", i);
+        weft_notif_free(&n);
+    }
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
+/* --- after the data ------------------------------------------------------------------------ */
+
+struct watch {
+    struct area area;
+    size_t len;
+    uint64_t seed;
+};
+
+/* Wait for the notification and look at the memory at once. */
+static void data_is_here(struct host *host, void *arg)
+{
+    struct watch *w = arg;
+    struct weft_notif n;
+    WEFT_OK(weft_endpoint_notif(host->endpoint, T, &n));
+    const unsigned char *at = host->areas[w->area.id].mem.at;
+    int64_t differs = test_differs(at, w->len, w->seed, 0);
+    CHECK(differs < 0, "the notification was here before byte %" PRId64 " of %zu", differs,
+          w->len);
+    CHECK(n.len == 4 && !memcmp(n.data, &w->seed, 4), "a wrong notification");
+    weft_notif_free(&n);
+}
+
+static void a_write_announces_its_data(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, 4 * MIB, 0, 0), far = duo_area(d, B, 4 * MIB, 0, 0);
+    for (uint64_t i = 0; i < 40; i++) {
+        struct watch w = {far, i % 4 ? i * 3000 : 4 * MIB - i, i};
+        struct weft_local local = area_local(near, 0, w.len);
+        duo_fill(d, near, i);
+        weft_op_t op;
+        WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                             .nlocal = 1, .remote = &far.remote, .nremote = 1,
+                                             .notify = &w.seed, .notify_len = 4), &op));
+        duo_call(d, B, data_is_here, &w, sizeof w);
+        duo_wait(d, A, op, 0);
+    }
+}
+
+static void a_list_of_writes_announces_all_its_data(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 2000, STEP = 500 };
+    struct area near = duo_area(d, A, N * STEP, 0, 0), far = duo_area(d, B, N * STEP, 0, 0);
+    struct weft_local *local = calloc(N, sizeof *local);
+    struct weft_remote *remote = calloc(N, sizeof *remote);
+    for (size_t i = 0; i < N; i++) {
+        local[i] = area_local(near, i * STEP, STEP);
+        WEFT_OK(weft_remote_slice(&far.remote, i * STEP, STEP, &remote[i]));
+    }
+    for (uint64_t i = 0; i < 5; i++) {
+        struct watch w = {far, N * STEP, 50 + i};
+        duo_fill(d, near, 50 + i);
+        weft_op_t op;
+        WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local,
+                                             .nlocal = N, .remote = remote, .nremote = N,
+                                             .notify = &w.seed, .notify_len = 4), &op));
+        duo_call(d, B, data_is_here, &w, sizeof w);
+        duo_wait(d, A, op, 0);
+    }
+    free(local);
+    free(remote);
+}
+
+/* Of a read: once it has been read. Of an add: once it was added. */
+static void reads_and_adds_announce_too(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, MIB, 0, 0), far = duo_area(d, B, MIB, 0, 0);
+    struct weft_local local = area_local(near, 0, MIB);
+    uint64_t old;
+    duo_fill(d, far, 1);
+    struct weft_xfer read = {.struct_size = sizeof read, .op = WEFT_XFER_READ, .local = &local,
+                             .nlocal = 1, .remote = &far.remote, .nremote = 1, .notify = "",
+                             .notify_len = 0};
+    assert_int_equal(weft_transfer(d->conn, &read, T, NULL), MIB);
+    duo_check(d, near, 0, MIB, 1);
+    duo_notif(d, B, 0, 0, 0);
+    duo_set_word(d, far, 8, 100);
+    char bytes[64];
+    test_fill(bytes, 64, 9, 0);
+    struct weft_remote word;
+    WEFT_OK(weft_remote_slice(&far.remote, 8, 8, &word));
+    struct weft_xfer add = {.struct_size = sizeof add, .op = WEFT_XFER_ADD, .remote = &word,
+                            .nremote = 1, .value = 5, .result = &old, .notify = bytes,
+                            .notify_len = 64};
+    assert_int_equal(weft_transfer(d->conn, &add, T, NULL), 8);
+    assert_int_equal(old, 100);
+    duo_notif(d, B, 0, 64, 9);
+    assert_int_equal(duo_word(d, far, 8), 105);
+}
+
+/* Data that could not be delivered is not announced. */
+static void a_failed_write_announces_nothing(void **state)
+{
+    struct duo *d = *state;
+    char byte = 0;
+    struct weft_local local = {&byte, 1, 0};
+    static char memory[64];
+    weft_mem_t mem;
+    struct weft_remote remote;
+    WEFT_OK(weft_mem_reg(d->b.endpoint, memory, 64, NULL, &mem));
+    WEFT_OK(weft_mem_advertise(mem, memory, 64, &remote));
+    WEFT_OK(weft_mem_dereg(mem));
+    struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE, .local = &local,
+                          .nlocal = 1, .remote = &remote, .nremote = 1, .notify = "no",
+                          .notify_len = 2};
+    assert_int_equal(weft_transfer(d->conn, &x, T, NULL), WEFT_EKEY);
+    duo_no_notif(d, B);
+}
+
+/* --- several conns ------------------------------------------------------------------------- */
+
+static void each_notification_names_its_conn(void **state)
+{
+    struct duo *d = *state;
+    for (int i = 1; i < 4; i++)
+        duo_connect(d);
+    for (int i = 0; i < 40; i++) {
+        notify(d, i % 4, (size_t)i, (uint64_t)i);
+        duo_notif(d, B, i % 4, (size_t)i, (uint64_t)i);
+    }
+}
+
+static void to_oneself(void **state)
+{
+    struct duo *d = *state;
+    weft_conn_t conn, other;
+    duo_join(d->a.endpoint, d->a.endpoint, &conn, &other);
+    for (int i = 0; i < 20; i++) {
+        struct weft_notif n;
+        WEFT_OK(weft_notify(i & 1 ? other : conn, &i, sizeof i, T));
+        WEFT_OK(weft_endpoint_notif(d->a.endpoint, T, &n));
+        assert_int_equal(n.conn, i & 1 ? conn : other);
+        assert_int_equal(n.len, sizeof i);
+        assert_memory_equal(n.data, &i, sizeof i);
+        weft_notif_free(&n);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_BOTH(every_size_arrives_exactly),
+        IN_ONE(any_bytes),
+        IN_ONE(nonsense_is_refused),
+        IN_ONE(delivered_when_it_returns),
+        IN_BOTH(many_come_in_the_order_sent),
+        IN_BOTH(small_and_large_keep_their_order),
+        cmocka_unit_test(a_full_queue_makes_the_sender_wait),
+        IN_BOTH(a_write_announces_its_data),
+        IN_BOTH(a_list_of_writes_announces_all_its_data),
+        IN_BOTH(reads_and_adds_announce_too),
+        IN_ONE(a_failed_write_announces_nothing),
+        IN_BOTH(each_notification_names_its_conn),
+        IN_ONE(to_oneself),
+    };
+    return cmocka_run_group_tests_name("endpoint_notify", tests, NULL, NULL);
+}
