@@ -210,7 +210,7 @@ static void *follow(void *arg)
         if (pass(w))
             return NULL;
     if (!perf_stopped())
-        (void)perf_channel_send(&w->channel, &(struct perf_msg){.type = PERF_MSG_BYE});
+        perf_channel_bye(&w->channel);
     return NULL;
 }
 
@@ -338,8 +338,8 @@ static int run_session(struct initiator *in, const void *metadata, size_t len,
     in->team.over = true;
     if (perf_team_meet(&in->team))
         return -1;
-    return perf_channel_send(&in->team.workers[0].channel,
-                             &(struct perf_msg){.type = PERF_MSG_BYE});
+    perf_channel_bye(&in->team.workers[0].channel);
+    return 0;
 }
 
 int perf_initiator(const struct perf_args *args, const void *metadata, size_t len,

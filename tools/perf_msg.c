@@ -151,6 +151,8 @@ int perf_channel_poll(struct perf_channel *channel, struct perf_msg *msg)
         return perf_fail("the other side is no weft_perf of this version");
     if (msg->type == PERF_MSG_ERROR)
         return fail_as_told(msg);
+    if (msg->type == PERF_MSG_BYE)
+        return 1; /* nothing follows: the conn may be closed already */
     return post_recv(channel) ? -1 : 1;
 }
 
@@ -179,6 +181,12 @@ int perf_channel_expect(struct perf_channel *channel, enum perf_msg_type type, i
         return perf_fail("the other side says '%s' where '%s' was due", perf_msg_name(msg->type),
                          perf_msg_name(type));
     return 0;
+}
+
+void perf_channel_bye(struct perf_channel *channel)
+{
+    size_t len = perf_msg_encode(&(struct perf_msg){.type = PERF_MSG_BYE}, channel->out);
+    (void)weft_send(channel->conn, channel->out, len, ANSWER_MS);
 }
 
 void perf_channel_error(struct perf_channel *channel, const char *text)

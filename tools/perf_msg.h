@@ -90,6 +90,8 @@ int perf_channel_expect(struct perf_channel *channel, enum perf_msg_type type, i
                         struct perf_msg *msg);
 /* Sleep until any message arrives. */
 int perf_channel_wait(struct perf_channel *channel, int timeout_ms, struct perf_msg *msg);
+/* The last message. The target may be gone before it has confirmed it: that is no failure. */
+void perf_channel_bye(struct perf_channel *channel);
 /* Tell the peer why this side gives up, if it still listens. */
 void perf_channel_error(struct perf_channel *channel, const char *text);
 

@@ -12,9 +12,10 @@
 
 /* Turns between looks at the clock, the stop flag and the control conn: some microseconds. */
 #define LOOK_EVERY 64
-/* Turns in which nothing happened before the core is offered to others: tens of microseconds, so
- * a ping-pong never gives it up, and more spinning threads than cores still get on. */
-#define YIELD_EVERY 512
+/* Turns in a row in which nothing happened before the core is offered to others: longer than an
+ * answer takes, so that a ping-pong keeps it, and so short that more spinning threads than cores
+ * still get on (a turn takes from 50 ns, shared memory, to 1 us, sockets). */
+#define YIELD_EVERY 64
 /* With progress threads: how long one turn sleeps for an operation. */
 #define SLEEP_MS 1
 
@@ -267,7 +268,8 @@ int perf_run_drive(struct perf_worker *w)
             return -1;
         if (all_done(w))
             return 0;
-        if (happened == 0 && (++idle % YIELD_EVERY == 0 || w->args->progress_threads))
+        idle = happened ? 0 : idle + 1;
+        if (idle && (idle % YIELD_EVERY == 0 || w->args->progress_threads))
             sched_yield();
     }
 }

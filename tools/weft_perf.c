@@ -15,8 +15,10 @@
 #include "perf_fail.h"
 #include "perf_session.h"
 
-/* The other process of --local has nothing left to do when this side is done. */
+/* The other process of --local has nothing left to do when this side is done; when this side has
+ * failed, it may be waiting for a connection that will not come. */
 #define CHILD_END_MS 10000
+#define CHILD_FAILED_MS 1000
 
 struct output {
     const struct perf_args *args;
@@ -101,13 +103,14 @@ static int serve(const struct perf_args *args, int metadata_fd)
 }
 
 /* Exit status of the other process; it is killed if it does not end by itself. */
-static int reap(pid_t child)
+static int reap(pid_t child, bool failed)
 {
     int status = 0;
-    uint64_t deadline = now_ns() + CHILD_END_MS * 1000000ull;
+    uint64_t deadline = now_ns() + (failed ? CHILD_FAILED_MS : CHILD_END_MS) * 1000000ull;
     while (waitpid(child, &status, WNOHANG) == 0) {
         if (now_ns() > deadline) {
-            message("the target does not end");
+            if (!failed)
+                message("the target does not end");
             kill(child, SIGKILL);
             waitpid(child, &status, 0);
             return EXIT_FAILED;
@@ -149,7 +152,7 @@ static int run_local(const struct perf_args *args)
     ssize_t len = read(fds[0], metadata, sizeof metadata);
     close(fds[0]);
     int status = len > 0 ? initiate(args, metadata, (size_t)len) : EXIT_FAILED;
-    int other = reap(child);
+    int other = reap(child, status != EXIT_OK);
     return status ? status : other;
 }
 
