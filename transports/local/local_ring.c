@@ -39,10 +39,8 @@ static void reload_head(struct local_ring_tx *tx)
      * are about to be overwritten */
     uint64_t head = atomic_load_explicit(&tx->shared->head, memory_order_acquire);
     /* it moves forward and not past the tail */
-    if (head - tx->head > tx->published - tx->head)
-        tx->broken = true;
-    else
-        tx->head = head;
+    tx->broken = tx->broken || head - tx->head > tx->published - tx->head;
+    tx->head = tx->broken ? tx->tail - tx->size : head;
 }
 
 void *local_ring_reserve(struct local_ring_tx *tx, const struct local_entry *head)
@@ -51,7 +49,7 @@ void *local_ring_reserve(struct local_ring_tx *tx, const struct local_entry *hea
     uint64_t need = round_up(head->len), pad = left < need ? left : 0;
     if (!fits(tx, need + pad)) {
         reload_head(tx);
-        if (tx->broken || !fits(tx, need + pad))
+        if (!fits(tx, need + pad))
             return NULL;
     }
     if (pad) {
