@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Strangers at the local transport's socket and in its shared memory. The test plays the peer by
+ * hand: it has the transport's own structs, and none of its manners.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "pair.h"
+#include "transports/local/local.h"
+
+extern const struct weft_transport weft_transport_local;
+
+#define RING (256 * 1024)
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+/* The victim's nic with a passive link, and our end of a connection to it. */
+struct stranger {
+    const struct weft_transport_ops *ops;
+    struct weft_nic *nic;
+    struct weft_link *link;
+    struct local_address address, ours;
+    struct local_packet hello;
+    int fd;
+    struct local_link end; /* our rings */
+    uint16_t slot;
+};
+
+static int setup(void **state)
+{
+    struct stranger *s = calloc(1, sizeof *s);
+    struct weft_nic_opts opts = {.device = "local"};
+    struct weft_link_opts link_opts = {.role = WEFT_ROLE_PASSIVE};
+    s->ops = weft_transport_local.ops;
+    PAIR_OK(s->ops->open(&opts, &s->nic));
+    PAIR_OK(s->ops->link_open(s->nic, &link_opts, &s->link));
+    assert_int_equal(s->ops->link_address(s->link, &s->address, WEFT_LINK_ADDRESS_MAX),
+                     sizeof s->address);
+    s->ours = s->address;
+    memset(&s->ours.token, 0x55, sizeof s->ours.token);
+    s->hello = (struct local_packet){.version = LOCAL_VERSION,
+                                     .type = LOCAL_PACKET_HELLO,
+                                     .to = s->address.token,
+                                     .from = s->ours.token,
+                                     .ring_size = RING};
+    PAIR_OK(local_dial(&s->address.socket, &s->fd));
+    *state = s;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    struct stranger *s = *state;
+    s->ops->link_close(s->link);
+    s->ops->close(s->nic);
+    if (s->end.segment)
+        local_segment_put(s->end.segment);
+    close(s->fd);
+    free(s);
+    return 0;
+}
+
+/* Poll and connect until link_connect says something. */
+static int connect_result(struct stranger *s)
+{
+    struct weft_comp comps[4];
+    uint64_t deadline = weft_now() + 200000000;
+    int rc = WEFT_EAGAIN;
+    while (rc == WEFT_EAGAIN && weft_now() < deadline) {
+        assert_int_equal(s->ops->poll(s->nic, comps, 4), 0);
+        rc = s->ops->link_connect(s->link, &s->ours, sizeof s->ours);
+    }
+    return rc;
+}
+
+/* Is our connection closed by the other side? */
+static bool thrown_out(struct stranger *s)
+{
+    char bytes[256];
+    return recv(s->fd, bytes, sizeof bytes, MSG_DONTWAIT) == 0;
+}
+
+/* Say hello with a descriptor, which is closed then. */
+static void say_hello(struct stranger *s, int fd)
+{
+    PAIR_OK(local_packet_send(s->fd, &s->hello, fd));
+    if (fd >= 0)
+        close(fd);
+}
+
+static int memory(uint64_t bytes, int seals)
+{
+    int fd = memfd_create("test", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static const uint64_t right_size = LOCAL_SEGMENT_HEAD + 2 * RING;
+
+/* --- hellos --------------------------------------------------------------------------------- */
+
+static void wrong_token(void **state)
+{
+    struct stranger *s = *state;
+    s->hello.to.bytes[3] ^= 1;
+    say_hello(s, memory(right_size, SEALS));
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    assert_true(thrown_out(s));
+}
+
+static void wrong_version(void **state)
+{
+    struct stranger *s = *state;
+    s->hello.version++;
+    say_hello(s, memory(right_size, SEALS));
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    assert_true(thrown_out(s));
+}
+
+static void short_packet(void **state)
+{
+    struct stranger *s = *state;
+    assert_int_equal(send(s->fd, &s->hello, sizeof s->hello - 1, 0), sizeof s->hello - 1);
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    assert_true(thrown_out(s));
+}
+
+static void long_packet(void **state)
+{
+    struct stranger *s = *state;
+    char bytes[sizeof s->hello + 1] = "";
+    memcpy(bytes, &s->hello, sizeof s->hello);
+    assert_int_equal(send(s->fd, bytes, sizeof bytes, 0), sizeof bytes);
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    assert_true(thrown_out(s));
+}
+
+static void no_memory(void **state)
+{
+    say_hello(*state, -1);
+    assert_int_equal(connect_result(*state), WEFT_EPROTO);
+}
+
+static void memory_not_sealed(void **state)
+{
+    say_hello(*state, memory(right_size, F_SEAL_GROW));
+    assert_int_equal(connect_result(*state), WEFT_EPROTO);
+}
+
+static void memory_too_short(void **state)
+{
+    say_hello(*state, memory(right_size - 4096, SEALS));
+    assert_int_equal(connect_result(*state), WEFT_EPROTO);
+}
+
+static void not_memory(void **state)
+{
+    say_hello(*state, open("/dev/zero", O_RDWR | O_CLOEXEC));
+    assert_int_equal(connect_result(*state), WEFT_EPROTO);
+}
+
+static void odd_ring_size(void **state)
+{
+    struct stranger *s = *state;
+    s->hello.ring_size = RING + 4096;
+    say_hello(s, memory(LOCAL_SEGMENT_HEAD + 2 * (RING + 4096), SEALS));
+    assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+static void huge_ring_size(void **state)
+{
+    struct stranger *s = *state;
+    s->hello.ring_size = 1ull << 63;
+    say_hello(s, memory(LOCAL_SEGMENT_HEAD, SEALS));
+    assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+static void wrong_confirm(void **state)
+{
+    struct stranger *s = *state;
+    say_hello(s, memory(right_size, SEALS));
+    say_hello(s, -1);
+    assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+static void another_token_than_the_address(void **state)
+{
+    struct stranger *s = *state;
+    say_hello(s, memory(right_size, SEALS));
+    s->hello.type = LOCAL_PACKET_CONFIRM;
+    say_hello(s, -1);
+    s->ours.token.bytes[0] ^= 1;
+    assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+/* A crowd that says nothing does not keep the right one out. */
+static void silent_crowd(void **state)
+{
+    enum { CROWD = 3 * LOCAL_GUESTS };
+    struct stranger *s = *state;
+    struct weft_comp comps[4];
+    int fds[CROWD];
+    for (int i = 0; i < CROWD; i++) {
+        PAIR_OK(local_dial(&s->address.socket, &fds[i]));
+        PAIR_OK(s->ops->wait_fd(s->nic));
+        s->ops->poll(s->nic, comps, 4);
+    }
+    close(s->fd);
+    PAIR_OK(local_dial(&s->address.socket, &s->fd));
+    say_hello(s, memory(right_size, SEALS));
+    s->hello.type = LOCAL_PACKET_CONFIRM;
+    say_hello(s, -1);
+    assert_int_equal(connect_result(s), 0);
+    for (int i = 0; i < CROWD; i++)
+        close(fds[i]);
+}
+
+/* --- addresses ------------------------------------------------------------------------------ */
+
+static void wrong_addresses(void **state)
+{
+    struct stranger *s = *state;
+    struct local_address wrong = s->ours;
+    assert_int_equal(s->ops->link_connect(s->link, &wrong, 0), WEFT_EPROTO);
+    assert_int_equal(s->ops->link_connect(s->link, &wrong, sizeof wrong - 1), WEFT_EPROTO);
+    wrong.version++;
+    assert_int_equal(s->ops->link_connect(s->link, &wrong, 4), WEFT_EVERSION);
+    wrong = s->ours;
+    wrong.boot.bytes[0] ^= 1;
+    assert_int_equal(s->ops->link_connect(s->link, &wrong, sizeof wrong), WEFT_ENOPATH);
+    wrong = s->ours;
+    wrong.ring_size = 12345;
+    assert_int_equal(s->ops->link_connect(s->link, &wrong, sizeof wrong), WEFT_EPROTO);
+}
+
+static void nobody_listens(void **state)
+{
+    struct stranger *s = *state;
+    struct local_address address = s->ours;
+    struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE};
+    struct weft_link *link;
+    address.socket.bytes[0] ^= 1;
+    PAIR_OK(s->ops->link_open(s->nic, &opts, &link));
+    assert_int_equal(s->ops->link_connect(link, &address, sizeof address), WEFT_ENOPATH);
+    s->ops->link_close(link);
+}
+
+/* --- entries -------------------------------------------------------------------------------- */
+
+static void shake_hands(struct stranger *s)
+{
+    int fd;
+    struct local_segment *segment;
+    PAIR_OK(local_segment_create(RING, &segment, &fd));
+    s->end.role = WEFT_ROLE_ACTIVE;
+    local_segment_attach(segment, &s->end);
+    say_hello(s, fd);
+    s->hello.type = LOCAL_PACKET_CONFIRM;
+    s->hello.direct = 1;
+    say_hello(s, -1);
+    assert_int_equal(connect_result(s), 0);
+}
+
+static void put(struct stranger *s, struct local_entry head, const void *body, uint32_t len)
+{
+    head.len = (uint32_t)sizeof head + len;
+    uint8_t *entry = local_ring_reserve(&s->end.tx, &head);
+    assert_non_null(entry);
+    if (len)
+        memcpy(entry + sizeof head, body, len);
+    local_ring_publish(&s->end.tx);
+}
+
+/* Poll for a while. Returns the status of LINK_DOWN, 0 if there was none. */
+static int verdict(struct stranger *s)
+{
+    struct weft_comp comps[4];
+    int status = 0;
+    for (int i = 0; i < 20; i++) {
+        int n = PAIR_OK(s->ops->poll(s->nic, comps, 4));
+        for (int k = 0; k < n; k++) {
+            assert_int_equal(status, 0); /* it is the last */
+            if (comps[k].op == WEFT_OP_LINK_DOWN)
+                status = comps[k].status;
+        }
+    }
+    return status;
+}
+
+static const struct {
+    const char *what;
+    struct local_entry head;
+    uint8_t body[64];
+    uint32_t len;
+} garbage[] = {
+    {"unknown type", {.type = LOCAL_ENTRY_TYPES}, "", 0},
+    {"type 255", {.type = 255}, "", 40},
+    {"cmd without a body", {.type = LOCAL_CMD, .op = WEFT_OP_WRITE}, "", 0},
+    {"cmd cut short", {.type = LOCAL_CMD, .op = WEFT_OP_WRITE}, "", 31},
+    {"cmd of slot 256", {.type = LOCAL_CMD, .op = WEFT_OP_SEND, .slot = 256}, "", 32},
+    {"cmd with op 200", {.type = LOCAL_CMD, .op = 200}, "", 32},
+    {"fence", {.type = LOCAL_CMD, .op = WEFT_OP_FENCE}, "", 32},
+    {"recv", {.type = LOCAL_CMD, .op = WEFT_OP_RECV}, "", 32},
+    {"read in its entry", {.type = LOCAL_CMD, .op = WEFT_OP_READ}, "", 32},
+    {"send with more than it says", {.type = LOCAL_CMD, .op = WEFT_OP_SEND}, "", 40},
+    {"add without a word", {.type = LOCAL_CMD, .op = WEFT_OP_ADD64}, "", 32},
+    {"way 9", {.type = LOCAL_CMD, .op = WEFT_OP_WRITE}, {[28] = 9}, 32},
+    {"direct send", {.type = LOCAL_CMD, .op = WEFT_OP_SEND}, {[28] = LOCAL_DIRECT}, 32},
+    {"piece for no write", {.type = LOCAL_TO_TARGET}, "", 8},
+    {"piece of slot 65535", {.type = LOCAL_TO_TARGET, .slot = 65535}, "", 8},
+    {"piece for no read", {.type = LOCAL_TO_INITIATOR}, "", 8},
+    {"ack for nothing", {.type = LOCAL_ACKS}, "", 2},
+    {"ack of slot 65535", {.type = LOCAL_ACKS}, {0xff, 0xff}, 2},
+    {"answer to nothing", {.type = LOCAL_ANSWER}, {0xff, 0xff, 0xff, 0xff}, 16},
+    {"answer cut short", {.type = LOCAL_ANSWER}, "", 15},
+    {"answer of slot 300", {.type = LOCAL_ANSWER, .slot = 300}, "", 16},
+};
+
+static void garbage_cuts_the_link(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof garbage / sizeof *garbage; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        shake_hands(s);
+        put(s, garbage[i].head, garbage[i].body, garbage[i].len);
+        int status = verdict(s);
+        if (status != WEFT_EPROTO)
+            print_error("%s\n", garbage[i].what);
+        assert_int_equal(status, WEFT_EPROTO);
+        teardown(&fresh);
+    }
+}
+
+static void wrong_tail_cuts_the_link(void **state)
+{
+    struct stranger *s = *state;
+    shake_hands(s);
+    atomic_store(&s->end.tx.shared->tail, 1ull << 40);
+    assert_int_equal(verdict(s), WEFT_EPROTO);
+}
+
+static void wrong_head_cuts_the_link(void **state)
+{
+    struct stranger *s = *state;
+    shake_hands(s);
+    atomic_store(&s->end.rx.shared->head, 1ull << 40);
+    uint64_t word = 0;
+    struct weft_cmd cmd = {
+        .op = WEFT_OP_SEND, .len = 8, .ctx = 1, .one = {.addr = &word, .len = 8}};
+    char big[16384] = "";
+    cmd.len = cmd.one.len = sizeof big;
+    cmd.one.addr = big;
+    while (s->ops->post(s->link, &cmd, 1) == 1)
+        ;
+    assert_int_equal(verdict(s), WEFT_EPROTO);
+}
+
+/* A slot that is under way may not be used again. */
+static void slot_used_twice(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t memory_[LOCAL_PAYLOAD];
+    struct weft_mem_range range = {.addr = memory_,
+                                   .len = sizeof memory_,
+                                   .access = WEFT_ACCESS_WRITE,
+                                   .kind = WEFT_MEM_HOST,
+                                   .key = 5};
+    struct weft_mem_handle handle;
+    PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+    shake_hands(s);
+    struct local_cmd cmd = {
+        .addr = (uintptr_t)memory_, .key = 5, .len = 100, .how = LOCAL_IN_PIECES, .niov = 1};
+    struct local_entry head = {.type = LOCAL_CMD, .op = WEFT_OP_WRITE, .slot = 3};
+    put(s, head, &cmd, sizeof cmd);
+    assert_int_equal(verdict(s), 0);
+    put(s, head, &cmd, sizeof cmd);
+    assert_int_equal(verdict(s), WEFT_EPROTO);
+}
+
+/* More bytes in pieces than the cmd said; the last piece too early. */
+static void wrong_pieces(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t len;
+        uint8_t op;
+    } wrong[] = {{101, LOCAL_PIECE_MORE}, {101, LOCAL_PIECE_LAST}, {99, LOCAL_PIECE_LAST}};
+    static uint8_t target[200], bytes[200];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        struct weft_mem_range range = {.addr = target,
+                                       .len = sizeof target,
+                                       .access = WEFT_ACCESS_WRITE,
+                                       .kind = WEFT_MEM_HOST,
+                                       .key = 5};
+        struct weft_mem_handle handle;
+        PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+        shake_hands(s);
+        struct local_cmd cmd = {
+            .addr = (uintptr_t)target, .key = 5, .len = 100, .how = LOCAL_IN_PIECES, .niov = 1};
+        put(s, (struct local_entry){.type = LOCAL_CMD, .op = WEFT_OP_WRITE}, &cmd, sizeof cmd);
+        put(s, (struct local_entry){.type = LOCAL_TO_TARGET, .op = wrong[i].op}, bytes,
+            wrong[i].len);
+        assert_int_equal(verdict(s), WEFT_EPROTO);
+        teardown(&fresh);
+    }
+}
+
+/* Addresses that do not add up. */
+static void wrong_ranges(void **state)
+{
+    (void)state;
+    static uint8_t target[65536];
+    static const struct {
+        uint16_t niov;
+        uint32_t sent;
+        struct local_range ranges[2];
+    } wrong[] = {
+        {0, 0, {{0, 0}}},     {2, 1, {{0, 65536}}}, {65, 2, {{0, 65536}}},
+        {1, 1, {{0, 65535}}}, {1, 1, {{0, 65537}}}, {2, 2, {{0, UINT64_MAX}, {0, 65537}}},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        struct weft_mem_range range = {.addr = target,
+                                       .len = sizeof target,
+                                       .access = WEFT_ACCESS_WRITE,
+                                       .kind = WEFT_MEM_HOST,
+                                       .key = 5};
+        struct weft_mem_handle handle;
+        PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+        shake_hands(s);
+        uint8_t body[sizeof(struct local_cmd) + sizeof wrong->ranges];
+        struct local_cmd cmd = {.addr = (uintptr_t)target,
+                                .key = 5,
+                                .len = sizeof target,
+                                .how = LOCAL_DIRECT,
+                                .niov = wrong[i].niov};
+        memcpy(body, &cmd, sizeof cmd);
+        memcpy(body + sizeof cmd, wrong[i].ranges, sizeof wrong->ranges);
+        put(s, (struct local_entry){.type = LOCAL_CMD, .op = WEFT_OP_WRITE}, body,
+            (uint32_t)(sizeof cmd + wrong[i].sent * sizeof(struct local_range)));
+        assert_int_equal(verdict(s), WEFT_EPROTO);
+        teardown(&fresh);
+    }
+}
+
+#define FRESH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    weft_config_set("WEFT_LOG", "error");
+    const struct CMUnitTest tests[] = {
+        FRESH(wrong_token),
+        FRESH(wrong_version),
+        FRESH(short_packet),
+        FRESH(long_packet),
+        FRESH(no_memory),
+        FRESH(memory_not_sealed),
+        FRESH(memory_too_short),
+        FRESH(not_memory),
+        FRESH(odd_ring_size),
+        FRESH(huge_ring_size),
+        FRESH(wrong_confirm),
+        FRESH(another_token_than_the_address),
+        FRESH(silent_crowd),
+        FRESH(wrong_addresses),
+        FRESH(nobody_listens),
+        cmocka_unit_test(garbage_cuts_the_link),
+        FRESH(wrong_tail_cuts_the_link),
+        FRESH(wrong_head_cuts_the_link),
+        FRESH(slot_used_twice),
+        cmocka_unit_test(wrong_pieces),
+        cmocka_unit_test(wrong_ranges),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
