@@ -81,6 +81,27 @@ static uint64_t ring_size_setting(void)
     return size;
 }
 
+static void read_boot_id(struct local_id *id)
+{
+    char text[2 * sizeof id->bytes + 8] = ""; /* hex digits in five groups */
+    *id = (struct local_id){{0}};
+    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (read(fd, text, sizeof text - 1) < 0)
+        text[0] = 0;
+    close(fd);
+    char *from = text;
+    for (size_t i = 0; i < sizeof id->bytes; i++) {
+        unsigned byte;
+        from += *from == '-';
+        if (sscanf(from, "%2x", &byte) != 1)
+            return;
+        id->bytes[i] = (uint8_t)byte;
+        from += 2;
+    }
+}
+
 static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
 {
     if (strcmp(opts->device, DEVICE_NAME))
@@ -89,6 +110,7 @@ static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
     struct local_nic *nic = calloc(1, sizeof *nic);
     if (!nic)
         return weft_fail(-ENOMEM, "local: no memory for a nic");
+    read_boot_id(&nic->boot_id);
     nic->ring_size = ring_size_setting();
     nic->direct = weft_config_int("WEFT_LOCAL_CMA") != 0;
     nic->base = (struct weft_nic){&weft_transport_local, make_attr(nic->ring_size)};
@@ -123,27 +145,6 @@ static void local_close(struct weft_nic *base)
     free(nic->active);
     free(nic->arena);
     free(nic);
-}
-
-void local_boot_id(struct local_id *id)
-{
-    char text[2 * sizeof id->bytes + 8] = ""; /* hex digits in five groups */
-    *id = (struct local_id){{0}};
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (read(fd, text, sizeof text - 1) < 0)
-        text[0] = 0;
-    close(fd);
-    char *from = text;
-    for (size_t i = 0; i < sizeof id->bytes; i++) {
-        unsigned byte;
-        from += *from == '-';
-        if (sscanf(from, "%2x", &byte) != 1)
-            return;
-        id->bytes[i] = (uint8_t)byte;
-        from += 2;
-    }
 }
 
 bool local_id_equal(const struct local_id *a, const struct local_id *b)

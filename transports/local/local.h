@@ -80,6 +80,7 @@ struct local_nic {
     int epoll;
     struct local_source listener;
     struct local_id socket_id; /* names the listening socket */
+    struct local_id boot_id;   /* of the running kernel; all zero if it cannot be told */
     struct local_mem_table mems;
     struct local_guest guests[LOCAL_GUESTS];
     uint64_t guest_number;
@@ -281,8 +282,6 @@ struct local_answer {
 
 /* --- local.c: table, probe, open, close ------------------------------------------------------- */
 
-/* Of the running kernel; all zero if it cannot be told. */
-void local_boot_id(struct local_id *id);
 bool local_id_equal(const struct local_id *a, const struct local_id *b);
 
 /* --- local_socket.c: the unix sockets ----------------------------------------------------------- */

@@ -154,18 +154,19 @@ int local_link_address(struct weft_link *base, void *buf, size_t cap)
     const struct local_link *link = (const struct local_link *)base;
     const struct local_nic *nic = (const struct local_nic *)base->nic;
     struct local_address address = {.version = LOCAL_VERSION,
+                                    .boot = nic->boot_id,
                                     .socket = nic->socket_id,
                                     .token = link->token,
                                     .ring_size = nic->ring_size};
     _Static_assert(sizeof address <= WEFT_LINK_ADDRESS_MAX, "address fits");
     if (cap < sizeof address)
         return weft_fail(-EINVAL, "local: an address needs %zu bytes", sizeof address);
-    local_boot_id(&address.boot);
     memcpy(buf, &address, sizeof address);
     return sizeof address;
 }
 
-static int check_address(struct local_address *address, const void *buf, size_t len)
+static int check_address(const struct local_nic *nic, struct local_address *address,
+                         const void *buf, size_t len)
 {
     if (len < sizeof address->version)
         return weft_fail(WEFT_EPROTO, "local: an address of %zu bytes", len);
@@ -179,9 +180,7 @@ static int check_address(struct local_address *address, const void *buf, size_t 
     uint64_t size = address->ring_size;
     if (size < LOCAL_RING_MIN || size > LOCAL_RING_MAX || size & (size - 1))
         return weft_fail(WEFT_EPROTO, "local: peer wants a ring of %" PRIu64 " bytes", size);
-    struct local_id boot;
-    local_boot_id(&boot);
-    if (!local_id_equal(&boot, &address->boot))
+    if (!local_id_equal(&nic->boot_id, &address->boot))
         return weft_fail(WEFT_ENOPATH, "local: peer runs on another host");
     return 0;
 }
@@ -331,7 +330,7 @@ int local_link_connect(struct weft_link *base, const void *addr, size_t len)
 {
     struct local_link *link = (struct local_link *)base;
     struct local_address address;
-    int rc = check_address(&address, addr, len);
+    int rc = check_address((const struct local_nic *)base->nic, &address, addr, len);
     if (rc)
         return rc;
     if (link->state == LOCAL_IDLE && link->role == WEFT_ROLE_ACTIVE) {

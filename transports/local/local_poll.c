@@ -106,7 +106,7 @@ static void advance_link(struct local_link *link, struct local_sink *sink)
     local_post_comps(link, sink);
     if (local_ring_publish(&link->tx))
         local_wake(link);
-    if (taken || link->running.count)
+    if (taken || link->running.count || link->nfree < LOCAL_DEPTH)
         link->busy_at = nic->now;
 }
 
