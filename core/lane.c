@@ -160,6 +160,13 @@ static void stall(struct weft__link *link)
     link->lane->stalled = link;
 }
 
+/* Hand over what was enqueued; NULL is allowed. */
+static void flush_or_stall(struct weft__link *link)
+{
+    if (link && !flush(link))
+        stall(link);
+}
+
 /* Links that the nic had no room for, once more. */
 static void flush_stalled(struct weft__lane *lane)
 {
@@ -169,8 +176,7 @@ static void flush_stalled(struct weft__lane *lane)
         struct weft__link *link = list;
         list = link->stalled_next;
         link->stalled = false;
-        if (!flush(link))
-            stall(link);
+        flush_or_stall(link);
     }
 }
 
@@ -249,34 +255,39 @@ static void enqueue(struct weft__wr *wr)
     link->backlog_tail = (struct weft__wr **)&wr->work.next;
 }
 
+/* One piece of work. Returns the link that has cmds enqueued and not handed over: cmds of one
+ * link in a row go to the nic together. */
+static struct weft__link *do_work(struct weft__lane *lane, struct weft__work *work,
+                                  struct weft__link *last)
+{
+    if (work->kind == WEFT__WORK_POST) {
+        struct weft__wr *wr = (struct weft__wr *)work;
+        if (last != wr->link)
+            flush_or_stall(last);
+        enqueue(wr);
+        return wr->link;
+    }
+    flush_or_stall(last);
+    if (work->kind == WEFT__WORK_CLOSE) {
+        do_close((struct weft__link *)work);
+    } else if (!do_dereg(lane, work)) {
+        work->next = lane->retry;
+        lane->retry = work;
+    }
+    return NULL;
+}
+
 /* Do what was pushed. Lane lock held. Returns how much there was. */
 static int drain(struct weft__lane *lane)
 {
     int n = 0;
     for (struct weft__work *list; (list = take(lane));) {
         struct weft__link *last = NULL;
-        while (list) {
-            struct weft__work *work = list;
-            list = work->next;
-            n++;
-            if (work->kind == WEFT__WORK_CLOSE) {
-                do_close((struct weft__link *)work);
-                last = NULL;
-            } else if (work->kind == WEFT__WORK_DEREG) {
-                if (!do_dereg(lane, work)) {
-                    work->next = lane->retry;
-                    lane->retry = work;
-                }
-            } else {
-                struct weft__wr *wr = (struct weft__wr *)work;
-                if (last && last != wr->link && !flush(last))
-                    stall(last);
-                last = wr->link;
-                enqueue(wr);
-            }
+        for (struct weft__work *next; list; list = next, n++) {
+            next = list->next;
+            last = do_work(lane, list, last);
         }
-        if (last && !flush(last))
-            stall(last);
+        flush_or_stall(last);
     }
     return n;
 }
