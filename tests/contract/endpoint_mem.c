@@ -69,8 +69,8 @@ static void access_is_what_was_registered(void **state)
     }
 }
 
-/* Ranges inside a registered one share it; each ends when its own mem does. */
-static void contained_ranges_share(void **state)
+/* Ranges inside a registered one: each ends when its own mem does, and takes nothing with it. */
+static void contained_ranges_end_alone(void **state)
 {
     struct duo *d = *state;
     static char memory[LEN];
@@ -85,12 +85,30 @@ static void contained_ranges_share(void **state)
         WEFT_OK(weft_mem_dereg(part[i]));
     assert_int_equal(put(d, &of_whole, 100), 8); /* still there */
     WEFT_OK(weft_mem_dereg(whole));
+    assert_int_equal(put(d, &of_whole, 0), WEFT_EKEY); /* although parts of it live on */
     for (size_t i = 1; i < 50; i += 2) {
         assert_int_equal(put(d, &of_part[i], 192), 8);
         WEFT_OK(weft_mem_dereg(part[i]));
     }
     assert_int_equal(put(d, &of_part[1], 0), WEFT_EKEY);
     assert_int_equal(put(d, &of_whole, 0), WEFT_EKEY);
+}
+
+/* Registered twice is registered until both have ended. */
+static void equal_ranges_share(void **state)
+{
+    struct duo *d = *state;
+    static char memory[LEN];
+    for (int i = 0; i < 20; i++) {
+        weft_mem_t first = reg(d->b.endpoint, memory, LEN, 0);
+        weft_mem_t second = reg(d->b.endpoint, memory, LEN, 0);
+        assert_true(first != second);
+        struct weft_remote remote = advertise(second, memory, LEN);
+        WEFT_OK(weft_mem_dereg(first));
+        assert_int_equal(put(d, &remote, LEN - 8), 8);
+        WEFT_OK(weft_mem_dereg(second));
+        assert_int_equal(put(d, &remote, 0), WEFT_EKEY);
+    }
 }
 
 static void the_cache_does_not_widen_access(void **state)
@@ -405,7 +423,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_ONE(what_cannot_be_registered),
         IN_ONE(access_is_what_was_registered),
-        IN_ONE(contained_ranges_share),
+        IN_ONE(contained_ranges_end_alone),
+        IN_ONE(equal_ranges_share),
         IN_ONE(the_cache_does_not_widen_access),
         IN_ONE(many_overlapping_registrations),
         IN_BOTH(a_stale_remote_is_refused),

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several links in one conn: large transfers are spread over them, and when one of them dies the
+ * others bring everything, exactly once. Only transports of which an endpoint opens several nics
+ * have several links; with one, the tests show that its loss ends the conn.
+ */
+#include "duo.h"
+
+#include "internal.h"
+
+#define T TEST_DEADLINE_MS
+#define MIB ((size_t)1 << 20)
+#define LEN (24 * MIB)
+
+/* Lanes of the transport under test, if there is a setting for them: WEFT_TCP_LANES for tcp. */
+static bool set_lanes(const char *value)
+{
+    char name[64];
+    int n = snprintf(name, sizeof name, "WEFT_%s_LANES", test_transport());
+    for (int i = 0; i < n; i++)
+        if (name[i] >= 'a' && name[i] <= 'z')
+            name[i] = (char)(name[i] - 'a' + 'A');
+    return weft_config_set(name, value) == 0;
+}
+
+struct striped {
+    weft_endpoint_t a, b;
+    weft_conn_t conn, other;
+    struct test_mem from, to;
+    weft_mem_t mem;
+    struct weft_remote remote;
+    bool many; /* more than one link */
+};
+
+static void striped_open(struct striped *s, const char *lanes, const char *fault)
+{
+    struct weft_endpoint_opts opts = duo_opts();
+    struct weft_conn_info info;
+    s->many = set_lanes(lanes) && strcmp(lanes, "1");
+    opts.fault = fault ? fault : test_fault();
+    WEFT_OK(weft_endpoint_open(&opts, &s->a));
+    opts.fault = test_fault();
+    WEFT_OK(weft_endpoint_open(&opts, &s->b));
+    set_lanes(NULL);
+    duo_join(s->a, s->b, &s->conn, &s->other);
+    WEFT_OK(weft_conn_info(s->conn, &info));
+    assert_int_equal(info.links, s->many ? atoi(lanes) : 1);
+    test_mem_open(&s->from, LEN, 0);
+    test_mem_open(&s->to, LEN, 0);
+    WEFT_OK(weft_mem_reg(s->b, s->to.at, LEN, NULL, &s->mem));
+    WEFT_OK(weft_mem_advertise(s->mem, s->to.at, LEN, &s->remote));
+}
+
+static void striped_close(struct striped *s)
+{
+    WEFT_OK(weft_endpoint_close(s->a));
+    WEFT_OK(weft_endpoint_close(s->b));
+    test_mem_close(&s->from);
+    test_mem_close(&s->to);
+}
+
+static int64_t move(struct striped *s, uint64_t seed)
+{
+    test_fill(s->from.at, LEN, seed, 0);
+    int64_t rc = weft_write(s->conn, s->from.at, LEN, &s->remote, 0, T);
+    if (rc == LEN)
+        CHECK(test_differs(s->to.at, LEN, seed, 0) < 0, "striped bytes are wrong");
+    return rc;
+}
+
+static void transfers_are_spread_and_whole(void **state)
+{
+    (void)state;
+    const char *lanes[] = {"1", "2", "3"};
+    for (size_t i = 0; i < ARRAY_LEN(lanes); i++) {
+        struct striped s;
+        striped_open(&s, lanes[i], NULL);
+        assert_int_equal(move(&s, i), LEN);
+        memset(s.from.at, 0, LEN);
+        assert_int_equal(weft_read(s.conn, s.from.at, LEN, &s.remote, 0, T), LEN);
+        assert_true(test_differs(s.from.at, LEN, i, 0) < 0);
+        for (uint64_t n = 0; n < 200; n++) { /* order holds over several links */
+            struct weft_notif notif;
+            WEFT_OK(weft_post(s.conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = &n,
+                                                .notify_len = 8), NULL));
+            if (n % 50 != 49)
+                continue;
+            for (uint64_t m = n - 49; m <= n; m++) {
+                WEFT_OK(weft_endpoint_notif(s.b, T, &notif));
+                assert_memory_equal(notif.data, &m, 8);
+                weft_notif_free(&notif);
+            }
+        }
+        striped_close(&s);
+    }
+}
+
+static void cut_spec(char *text, size_t cap, int after, int which)
+{
+    const char *also = test_fault();
+    snprintf(text, cap, "cut=%d:%d%s%s", after, which, *also ? "," : "", also);
+}
+
+/* The first nic's link dies in the middle; the word at the target is added to exactly once. */
+static void one_link_dies_and_all_arrives_once(void **state)
+{
+    (void)state;
+    for (int after = 1; after <= 9; after += 2) {
+        struct striped s;
+        struct weft_conn_stats stats;
+        struct weft_conn_info info;
+        char spec[256];
+        cut_spec(spec, sizeof spec, after, 1);
+        striped_open(&s, "3", NULL);
+        if (!s.many) {
+            striped_close(&s);
+            return; /* the loss of the only link is tested below */
+        }
+        striped_close(&s);
+        striped_open(&s, "3", spec);
+        for (uint64_t i = 0; i < 3; i++)
+            assert_int_equal(move(&s, i), LEN);
+        WEFT_OK(weft_conn_stats(s.conn, &stats));
+        WEFT_OK(weft_conn_info(s.conn, &info));
+        assert_int_equal(info.state, WEFT_CONN_UP);
+        assert_true(stats.links_lost >= 1);
+        assert_int_equal(info.links, 3 - stats.links_lost);
+        striped_close(&s);
+    }
+}
+
+/* The same with messages, notifications and adds: each of them once, in order. */
+static void a_dying_link_doubles_nothing(void **state)
+{
+    (void)state;
+    struct striped s;
+    char spec[256];
+    cut_spec(spec, sizeof spec, 20, 1);
+    striped_open(&s, "2", NULL);
+    bool many = s.many;
+    striped_close(&s);
+    if (!many)
+        return;
+    striped_open(&s, "2", spec);
+    for (uint64_t i = 0; i < 100; i++) {
+        struct weft_notif notif;
+        uint64_t old = 77, word = i;
+        assert_int_equal(weft_add(s.conn, &s.remote, 0, 1, &old, T), 0);
+        assert_int_equal(old, i);
+        WEFT_OK(weft_notify(s.conn, &word, 8, T));
+        WEFT_OK(weft_endpoint_notif(s.b, T, &notif));
+        assert_memory_equal(notif.data, &word, 8);
+        weft_notif_free(&notif);
+    }
+    struct weft_notif none;
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(s.b, 10, &none));
+    striped_close(&s);
+}
+
+/* When the last link is gone the operations end, on both sides. */
+static void the_last_link_ends_the_conn(void **state)
+{
+    (void)state;
+    struct striped s;
+    char spec[256], byte;
+    const char *also = test_fault();
+    snprintf(spec, sizeof spec, "cut=5%s%s", *also ? "," : "", also);
+    striped_open(&s, "1", spec);
+    int64_t rc = 0;
+    for (uint64_t i = 0; i < 50 && rc >= 0; i++)
+        rc = move(&s, i);
+    CHECK(rc == WEFT_EPEER, "without any link a write ended with %s", weft_err_name((int)rc));
+    assert_int_equal(weft_recv(s.other, &byte, 1, T), WEFT_EPEER);
+    striped_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(transfers_are_spread_and_whole),
+        cmocka_unit_test(one_link_dies_and_all_arrives_once),
+        cmocka_unit_test(a_dying_link_doubles_nothing),
+        cmocka_unit_test(the_last_link_ends_the_conn),
+    };
+    if (!weft__transport_find("fault")) {
+        fprintf(stderr, "skipped: this build has no fault transport\n");
+        return 77;
+    }
+    return cmocka_run_group_tests_name("endpoint_lanes", tests, NULL, NULL);
+}
