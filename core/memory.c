@@ -5,6 +5,7 @@
  */
 #include "internal.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -332,23 +333,31 @@ static void encode(const struct weft__remote *r, struct weft_remote *out)
         weft__put_u32(&w, r->keys[i]);
 }
 
+/* In the path of every operation, so read at fixed places and not field by field. */
 int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *out)
 {
-    struct weft__reader r = {remote->bytes, remote->bytes + sizeof remote->bytes, false};
-    uint8_t version = weft__get_u8(&r);
-    out->access = weft__get_u8(&r);
-    uint16_t magic = weft__get_u16(&r);
-    out->owner = weft__get_u32(&r);
-    out->addr = weft__get_u64(&r);
-    out->len = weft__get_u64(&r);
-    out->key = weft__get_u64(&r);
+    struct {
+        uint8_t version, access;
+        uint16_t magic;
+        uint32_t owner;
+        uint64_t addr, len, key;
+        uint32_t keys[8];
+    } wire;
+    _Static_assert(sizeof wire == sizeof *remote, "the struct is the layout above");
+    memcpy(&wire, remote, sizeof wire);
+    out->access = wire.access;
+    out->owner = le32toh(wire.owner);
+    out->addr = le64toh(wire.addr);
+    out->len = le64toh(wire.len);
+    out->key = le64toh(wire.key);
     for (int i = 0; i < 8; i++)
-        out->keys[i] = weft__get_u32(&r);
-    if (magic != REMOTE_MAGIC || out->access & ~ALL_ACCESS || out->addr + out->len < out->addr)
+        out->keys[i] = le32toh(wire.keys[i]);
+    if (le16toh(wire.magic) != REMOTE_MAGIC || out->access & ~ALL_ACCESS ||
+        out->addr + out->len < out->addr)
         return weft_fail(WEFT_EPROTO, "these 64 bytes are not a remote");
-    if (version != REMOTE_VERSION)
-        return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u", version,
-                         REMOTE_VERSION);
+    if (wire.version != REMOTE_VERSION)
+        return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u",
+                         wire.version, REMOTE_VERSION);
     return 0;
 }
 

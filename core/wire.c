@@ -2,6 +2,7 @@
 /* Little-endian encoding and bounds-checked decoding of what crosses a wire. */
 #include "internal.h"
 
+#include <endian.h>
 #include <string.h>
 
 void weft__put(struct weft__writer *w, const void *data, size_t len)
@@ -15,32 +16,27 @@ void weft__put(struct weft__writer *w, const void *data, size_t len)
     w->at += len;
 }
 
-static void put_number(struct weft__writer *w, uint64_t v, size_t len)
-{
-    uint8_t bytes[8];
-    for (size_t i = 0; i < len; i++)
-        bytes[i] = (uint8_t)(v >> (8 * i));
-    weft__put(w, bytes, len);
-}
-
 void weft__put_u8(struct weft__writer *w, uint8_t v)
 {
-    put_number(w, v, 1);
+    weft__put(w, &v, sizeof v);
 }
 
 void weft__put_u16(struct weft__writer *w, uint16_t v)
 {
-    put_number(w, v, 2);
+    v = htole16(v);
+    weft__put(w, &v, sizeof v);
 }
 
 void weft__put_u32(struct weft__writer *w, uint32_t v)
 {
-    put_number(w, v, 4);
+    v = htole32(v);
+    weft__put(w, &v, sizeof v);
 }
 
 void weft__put_u64(struct weft__writer *w, uint64_t v)
 {
-    put_number(w, v, 8);
+    v = htole64(v);
+    weft__put(w, &v, sizeof v);
 }
 
 void weft__put_text(struct weft__writer *w, const char *text)
@@ -70,34 +66,32 @@ void weft__get(struct weft__reader *r, void *data, size_t len)
         memset(data, 0, len);
 }
 
-static uint64_t get_number(struct weft__reader *r, size_t len)
-{
-    uint8_t bytes[8];
-    uint64_t v = 0;
-    weft__get(r, bytes, len);
-    for (size_t i = 0; i < len; i++)
-        v |= (uint64_t)bytes[i] << (8 * i);
-    return v;
-}
-
 uint8_t weft__get_u8(struct weft__reader *r)
 {
-    return (uint8_t)get_number(r, 1);
+    uint8_t v = 0;
+    weft__get(r, &v, sizeof v);
+    return v;
 }
 
 uint16_t weft__get_u16(struct weft__reader *r)
 {
-    return (uint16_t)get_number(r, 2);
+    uint16_t v = 0;
+    weft__get(r, &v, sizeof v);
+    return le16toh(v);
 }
 
 uint32_t weft__get_u32(struct weft__reader *r)
 {
-    return (uint32_t)get_number(r, 4);
+    uint32_t v = 0;
+    weft__get(r, &v, sizeof v);
+    return le32toh(v);
 }
 
 uint64_t weft__get_u64(struct weft__reader *r)
 {
-    return get_number(r, 8);
+    uint64_t v = 0;
+    weft__get(r, &v, sizeof v);
+    return le64toh(v);
 }
 
 void weft__get_text(struct weft__reader *r, char *text, size_t cap)
