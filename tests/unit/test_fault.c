@@ -255,6 +255,30 @@ static void link_is_cut(void **state)
     done_with(pair);
 }
 
+/* Held comps of a link come before its LINK_DOWN. */
+static void link_down_is_last(void **state)
+{
+    (void)state;
+    static uint64_t from = 1;
+    struct pair *pair = malloc(sizeof *pair);
+    pair_adopt(pair, wrap("", 0), wrap("seed=1,reorder=8,delay=20000", 1));
+    pair_connect(pair);
+    for (uint64_t i = 1; i <= 8; i++) {
+        struct weft_cmd cmd = write_cmd(&from, NULL, i);
+        cmd.op = WEFT_OP_SEND;
+        assert_int_equal(pair_do(pair, PAIR_A, &cmd), 0);
+    }
+    pair->ops->link_close(pair->side[PAIR_A].link);
+    pair->side[PAIR_A].link = NULL;
+    struct pair_side *b = &pair->side[PAIR_B];
+    while (!b->ncomps || b->comps[b->ncomps - 1].comp.op != WEFT_OP_LINK_DOWN)
+        pair_poll(pair, PAIR_B);
+    assert_int_equal(b->ncomps, 9);
+    for (int i = 0; i < 50; i++)
+        assert_int_equal(pair_poll(pair, PAIR_B), 0);
+    done_with(pair);
+}
+
 static void only_the_second_link_is_cut(void **state)
 {
     (void)state;
@@ -365,6 +389,7 @@ int main(void)
         cmocka_unit_test(posts_are_partial),
         cmocka_unit_test(one_cmd_fails),
         cmocka_unit_test(link_is_cut),
+        cmocka_unit_test(link_down_is_last),
         cmocka_unit_test(only_the_second_link_is_cut),
         cmocka_unit_test(operations_are_hidden),
         cmocka_unit_test(links_do_not_connect),

@@ -216,6 +216,11 @@ static void wrong_entries(void **state)
         memcpy(ring->data, &wrong[i], sizeof wrong[i]);
         assert_int_equal(peek(ring), WEFT_EPROTO);
     }
+    /* a pad where the producer needs none: it could go on for ever */
+    atomic_store(&ring->shared.tail, SIZE);
+    ring->rx.tail = 0;
+    memcpy(ring->data, &(struct local_entry){.len = SIZE}, HEAD);
+    assert_int_equal(peek(ring), WEFT_EPROTO);
     /* a head that is right but goes past the end of the ring */
     ring->rx.head = ring->rx.tail = SIZE - 16;
     atomic_store(&ring->shared.tail, SIZE + 64);
