@@ -44,6 +44,7 @@ random_file() { # name bytes
 
 # Start a program that says where it listens in the last word of its first line; sets address.
 start() {
+    : >"$work/server.out" # what the last one said is not for us
     "$@" >"$work/server.out" 2>>"$work/server.log" &
     server=$!
     for _ in $(seq 200); do
