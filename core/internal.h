@@ -215,6 +215,9 @@ void weft__lane_unlock(struct weft__lane *lane);
 int weft__lane_progress(struct weft__lane *lane);
 /* Get ready to sleep: fd, -1 if the nic has none, or WEFT_EAGAIN if there is work. */
 int weft__lane_arm(struct weft__lane *lane);
+/* Who stops polling a lane on which another thread sleeps calls this: a poll takes the wake-up
+ * that the other one armed, and without it that one would sleep on while there is work. */
+void weft__lane_rearm(struct weft__lane *lane);
 static inline void weft__lane_disarm(struct weft__lane *lane)
 {
     __atomic_fetch_sub((int *)&lane->sleeping, 1, __ATOMIC_SEQ_CST);

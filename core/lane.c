@@ -399,6 +399,16 @@ void weft__lane_kick(struct weft__lane *lane)
         kick_others(lane);
 }
 
+void weft__lane_rearm(struct weft__lane *lane)
+{
+    if (!atomic_load(&lane->sleeping) || pthread_mutex_trylock(&lane->lock))
+        return;
+    int rc = lane->lost ? 0 : lane->nic->transport->ops->wait_fd(lane->nic);
+    pthread_mutex_unlock(&lane->lock);
+    if (rc == WEFT_EAGAIN)
+        weft__wake(lane->endpoint);
+}
+
 void weft__lane_lock(struct weft__lane *lane)
 {
     pthread_mutex_lock(&lane->lock);

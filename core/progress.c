@@ -105,7 +105,13 @@ void weft__tell(struct weft__endpoint *ep)
     weft__kick_all(ep);
 }
 
-int weft__progress(struct weft__endpoint *ep)
+static void rearm(struct weft__endpoint *ep)
+{
+    for (int i = 0; i < ep->nlanes; i++)
+        weft__lane_rearm(ep->lanes[i]);
+}
+
+static int drive_as_caller(struct weft__endpoint *ep)
 {
     if (ep->nthreads > 1)
         return 0;
@@ -113,6 +119,13 @@ int weft__progress(struct weft__endpoint *ep)
     int n = drive(ep, 0, 1);
     if (n == 0)
         weft__tell(ep);
+    return n;
+}
+
+int weft__progress(struct weft__endpoint *ep)
+{
+    int n = drive_as_caller(ep);
+    rearm(ep);
     return n;
 }
 
@@ -211,13 +224,14 @@ static bool check(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg)
     return done;
 }
 
-bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline)
+static bool poll_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg,
+                       uint64_t deadline)
 {
     if (check(ep, ready, arg))
         return true;
     uint64_t idle_since = 0;
     for (;;) {
-        if (weft__progress(ep)) {
+        if (drive_as_caller(ep)) {
             if (check(ep, ready, arg))
                 return true;
             idle_since = 0;
@@ -236,12 +250,20 @@ bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uin
                 return true;
             continue;
         }
+        rearm(ep);
         if (sleep_until(ep, ready, arg, deadline))
             return true;
         idle_since = 0;
         if (deadline != UINT64_MAX && weft_now() >= deadline)
             return check(ep, ready, arg);
     }
+}
+
+bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline)
+{
+    bool done = poll_until(ep, ready, arg, deadline);
+    rearm(ep);
+    return done;
 }
 
 /* --- progress threads ----------------------------------------------------------------------- */
