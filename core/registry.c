@@ -267,8 +267,12 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
 int weft__nic_open(const struct weft_transport *transport, const char *fault,
                    const struct weft_nic_opts *opts, struct weft_nic **nic)
 {
-    if (!*fault)
-        return transport->ops->open(opts, nic);
+    if (!*fault) {
+        int rc = transport->ops->open(opts, nic);
+        if (rc == 0)
+            (*nic)->transport = transport; /* its table has the defaults */
+        return rc;
+    }
     const struct weft_transport *decorator = weft__transport_find("fault");
     weft_wrap_fn *wrap = NULL;
     if (decorator)
