@@ -16,9 +16,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Longest sleep of a turn: how late verdicts of the verifier and the progress bar may be noticed.
- * Weft itself wakes the loop. */
-#define TURN_MS 10
+/* Longest sleep of a turn: how late verdicts of the verifier are noticed, and completions that came
+ * up while another operation was asked for. */
+#define TURN_MS 2
 /* A server that owes us something and is silent for so long is taken for lost. */
 #define SILENCE 30.0
 /* Losses in a row, with no piece in place between them, after which the pull is given up. */
