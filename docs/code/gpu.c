@@ -5,8 +5,6 @@
 
 #include "weft/gpu.h"
 
-extern const struct weft_gpu_backend weft_gpu_host;
-
 /* quote start */
 static int round_trip(const struct weft_gpu_backend *backend)
 {
@@ -32,6 +30,11 @@ static int round_trip(const struct weft_gpu_backend *backend)
 
 int main(void)
 {
-    printf("%s: %d devices\n", weft_gpu_host.name, weft_gpu_host.ops->probe());
-    return round_trip(&weft_gpu_host) ? 1 : 0;
+    const struct weft_gpu_backend *backend = weft_gpu_find("auto");
+    if (!backend) {
+        fprintf(stderr, "%s\n", weft_last_error());
+        return 1;
+    }
+    printf("%s: %d devices\n", backend->name, backend->ops->probe());
+    return round_trip(backend) ? 1 : 0;
 }
