@@ -389,7 +389,7 @@ void weft__lane_kick(struct weft__lane *lane)
         if (atomic_load(&lane->sleeping)) {
             for (int i = 0; i < 4 && progress_locked(lane); i++)
                 ;
-            if (lane->stalled || lane->retry ||
+            if (lane->stalled || lane->retry || atomic_load(&lane->endpoint->tells) ||
                 lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
                 weft__wake(lane->endpoint);
         }

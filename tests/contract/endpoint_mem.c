@@ -132,7 +132,8 @@ static void many_overlapping_registrations(void **state)
     weft_mem_t mem[200];
     uint64_t random = 1;
     for (size_t i = 0; i < 200; i++) {
-        size_t at = test_random(&random) % (LEN - 8), len = 8 + test_random(&random) % (LEN - at - 7);
+        size_t at = test_random(&random) % (LEN - 8);
+        size_t len = 8 + test_random(&random) % (LEN - at - 7);
         mem[i] = reg(d->b.endpoint, memory + at, len, (uint32_t)(test_random(&random) % 8));
         struct weft_remote remote = advertise(mem[i], memory + at, len);
         struct weft_remote_info info;

@@ -120,7 +120,8 @@ static void a_shorter_buffer_is_an_error_on_both_sides(void **state)
 {
     struct duo *d = *state;
     struct area from = duo_area(d, A, 2 * MIB, 0, 0), to = duo_area(d, B, 2 * MIB, 0, 0);
-    const size_t cut[][2] = {{1, 0}, {100, 99}, {8192, 100}, {8193, 8192}, {MIB, MIB - 1}, {MIB, 0}};
+    const size_t cut[][2] = {{1, 0},       {100, 99},      {8192, 100},
+                             {8193, 8192}, {MIB, MIB - 1}, {MIB, 0}};
     duo_fill(d, from, 1);
     for (size_t i = 0; i < 2 * ARRAY_LEN(cut); i++) {
         const size_t len = cut[i / 2][0], room = cut[i / 2][1];
@@ -255,6 +256,27 @@ static void conns_do_not_mix(void **state)
     }
 }
 
+/* The receiver posts and does not ask again: the sender is told all the same. A wake-up that is
+ * lost costs its next chance, a second: hundreds of them cannot hide in the deadline. */
+static void the_sender_is_told_although_nobody_asks(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 300 };
+    struct area from = duo_area(d, A, 64, 0, 0), to = duo_area(d, B, 64, 0, 0);
+    static weft_op_t recvs[N];
+    uint64_t end = test_deadline();
+    for (int i = 0; i < N; i++) {
+        weft_op_t send = duo_send(d, A, 0, from, 0, 64);
+        if (i % 3 == 0)
+            test_sleep_ms(1); /* both sides fall asleep */
+        recvs[i] = duo_recv(d, B, 0, to, 0, 64);
+        duo_wait(d, A, send, 0);
+        CHECK(weft_now() < end, "only %d of %d messages came in time", i, N);
+    }
+    for (int i = 0; i < N; i++)
+        duo_wait(d, B, recvs[i], 0);
+}
+
 /* --- canceled ------------------------------------------------------------------------------ */
 
 static void a_canceled_receive_takes_nothing(void **state)
@@ -336,6 +358,7 @@ int main(void)
         IN_ONE(more_than_the_window),
         IN_BOTH(both_directions_at_once),
         IN_BOTH(conns_do_not_mix),
+        IN_BOTH(the_sender_is_told_although_nobody_asks),
         IN_BOTH(a_canceled_receive_takes_nothing),
         IN_ONE(a_canceled_send_is_skipped),
         IN_ONE(a_blocking_send_gives_up),
