@@ -14,7 +14,7 @@
 #define POLL_BYTES (1024 * 1024)
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. */
-#define QUIET_POLLS 16
+#define QUIET_POLLS 32
 /* A hot socket that had nothing in so many polls in a row is not hot any more. */
 #define HOT_MISSES 200
 /* Polls between looks at the clock, about a millisecond while polling. */

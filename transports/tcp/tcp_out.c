@@ -213,20 +213,30 @@ static void sock_block(struct tcp_sock *sock)
     nic->nblocked++;
 }
 
-/* Send what is staged until the socket is full. Returns bytes sent. */
+/* One system call; a single piece does without a msghdr, which the kernel would have to copy. */
+static ssize_t send_some(struct tcp_sock *sock, uint64_t *want)
+{
+    struct iovec iov[TCP_IOV];
+    struct msghdr msg = {.msg_iov = iov};
+    int flags = MSG_NOSIGNAL | MSG_DONTWAIT, niov = out_gather(sock, iov);
+    *want = 0;
+    for (int i = 0; i < niov; i++)
+        *want += iov[i].iov_len;
+    msg.msg_iovlen = (size_t)niov;
+    ssize_t n;
+    do
+        n = niov == 1 ? send(sock->fd, iov->iov_base, iov->iov_len, flags)
+                      : sendmsg(sock->fd, &msg, flags);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
 uint64_t tcp_out_flush(struct tcp_sock *sock)
 {
     uint64_t sum = 0;
     while (!sock->blocked && sock->sent < sock->staged) {
-        struct iovec iov[TCP_IOV];
-        struct msghdr msg = {.msg_iov = iov};
-        uint64_t want = 0;
-        msg.msg_iovlen = (size_t)out_gather(sock, iov);
-        for (size_t i = 0; i < msg.msg_iovlen; i++)
-            want += iov[i].iov_len;
-        ssize_t n = sendmsg(sock->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR)
-            continue;
+        uint64_t want;
+        ssize_t n = send_some(sock, &want);
         if (n < 0 && errno != EAGAIN) {
             tcp_link_fail(sock->link, tcp_status(errno));
             return sum;

@@ -382,13 +382,23 @@ static bool make_room(struct tcp_poll *poll, struct tcp_rx *rx)
     return true;
 }
 
+static ssize_t receive_iov(int fd, struct iovec *iov, int niov)
+{
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
+    ssize_t n;
+    do
+        n = niov == 1 ? recv(fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT)
+                      : recvmsg(fd, &msg, MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
 /* One system call. Bytes received, 0: nothing there; *drained: nothing is left. */
 static ssize_t receive(struct tcp_sock *sock, bool *drained)
 {
     struct tcp_rx *rx = &sock->rx;
     struct tcp_buf *buf = rx->buf;
     struct iovec iov[TCP_IOV];
-    struct msghdr msg = {.msg_iov = iov};
     int niov = 0;
     uint64_t direct = 0, tail = TCP_BUF - buf->tail;
     if (rx->rest >= DIRECT_MIN)
@@ -397,18 +407,14 @@ static ssize_t receive(struct tcp_sock *sock, bool *drained)
         tail = direct < rx->rest ? 0 : DIRECT_TAIL;
     if (tail > 0)
         iov[niov++] = (struct iovec){buf->data + buf->tail, tail};
-    msg.msg_iovlen = (size_t)niov;
-    ssize_t n;
-    do
-        n = recvmsg(sock->fd, &msg, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    ssize_t n = receive_iov(sock->fd, iov, niov);
     *drained = n < (ssize_t)(direct + tail);
-    if (n == 0 || (n < 0 && errno != EAGAIN)) {
+    if (n < 0 && errno == EAGAIN)
+        return 0;
+    if (n <= 0) {
         tcp_link_fail(sock->link, n == 0 ? WEFT_EPEER : tcp_status(errno));
         return 0;
     }
-    if (n < 0)
-        return 0;
     uint64_t placed = (uint64_t)n < direct ? (uint64_t)n : direct;
     payload_moved(rx, placed);
     buf->tail += (uint32_t)((uint64_t)n - placed);
