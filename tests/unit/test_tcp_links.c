@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is tcp's own about links: how many sockets, where it listens, what an idle one costs. */
+#include <malloc.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
+#include <cmocka.h>
+
+#include "pair.h"
+#include "transports/tcp/tcp_wire.h"
+
+extern const struct weft_transport weft_transport_tcp;
+
+#define BIG (3u << 20)
+#define KEY 0xabcdull
+#define IDLE_MOST 65536 /* bytes of memory of an idle link, both ends each */
+
+static struct weft_nic *open_nic(const char *host, const char *sockets, const char *chunk)
+{
+    struct weft_nic_opts opts = {.device = "tcp", .bind_host = host};
+    struct weft_nic *nic;
+    weft_config_set("WEFT_TCP_SOCKETS", sockets);
+    weft_config_set("WEFT_TCP_CHUNK", chunk);
+    PAIR_OK(weft_transport_tcp.ops->open(&opts, &nic));
+    weft_config_set("WEFT_TCP_SOCKETS", NULL);
+    weft_config_set("WEFT_TCP_CHUNK", NULL);
+    return nic;
+}
+
+static struct weft_cmd cmd_for(enum weft_op op, uint8_t *local, uint64_t len, uint8_t *remote)
+{
+    return (struct weft_cmd){.op = (uint8_t)op,
+                             .imm = 31,
+                             .remote_addr = (uintptr_t)remote,
+                             .remote_key = KEY,
+                             .len = len,
+                             .ctx = len + 1,
+                             .one = {.addr = local, .len = len}};
+}
+
+/* Both ways, large and small, with immediates and pieces. */
+static void exchange(struct pair *pair)
+{
+    uint8_t *here = malloc(BIG), *there = malloc(BIG);
+    struct weft_mem_handle handle = pair_reg(pair, PAIR_B, there, BIG, PAIR_ALL, KEY);
+    pair_fill(here, BIG, 1);
+    struct weft_cmd cmd = cmd_for(WEFT_OP_WRITE, here, BIG, there);
+    assert_int_equal(pair_do(pair, PAIR_A, &cmd), 0);
+    assert_true(pair_filled(there, BIG, 1));
+
+    pair_fill(here, BIG, 2);
+    cmd = cmd_for(WEFT_OP_WRITE_IMM, here, BIG, there);
+    assert_int_equal(pair_do(pair, PAIR_A, &cmd), 0);
+    assert_int_equal(pair_wait(pair, PAIR_B, WEFT_OP_WRITE_IMM, 0).comp.imm, 31);
+    assert_true(pair_filled(there, BIG, 2));
+
+    pair_fill(there, BIG, 3);
+    struct weft_iov_local iov[3] = {{.addr = here, .len = 5},
+                                    {.addr = here + 5, .len = 1 << 20},
+                                    {.addr = here + 5 + (1 << 20), .len = BIG - 5 - (1 << 20)}};
+    cmd = cmd_for(WEFT_OP_READ, NULL, BIG, there);
+    cmd.niov = 3;
+    cmd.iov = iov;
+    assert_int_equal(pair_do(pair, PAIR_A, &cmd), 0);
+    assert_true(pair_filled(here, BIG, 3));
+
+    cmd = cmd_for(WEFT_OP_SEND, here, 65536, NULL);
+    assert_int_equal(pair_do(pair, PAIR_A, &cmd), 0);
+    struct pair_comp got = pair_wait(pair, PAIR_B, WEFT_OP_RECV, 0);
+    assert_true(got.comp.len == 65536 && pair_filled(got.data, 65536, 3));
+    free(got.data);
+    assert_int_equal(pair->ops->mem_dereg(pair->side[PAIR_B].nic, handle.mem), 0);
+    free(here);
+    free(there);
+}
+
+/* The two ends agree on the smaller number. */
+static void any_number_of_sockets(void **state)
+{
+    (void)state;
+    static const char *const counts[][2] = {{"1", "1"},  {"2", "1"},  {"1", "2"},  {"3", "3"},
+                                            {"16", "2"}, {"5", "16"}, {"16", "16"}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        struct pair pair;
+        pair_adopt(&pair, open_nic(NULL, counts[i][0], "256K"),
+                   open_nic(NULL, counts[i][1], "4K"));
+        pair_connect(&pair);
+        exchange(&pair);
+        pair_close(&pair);
+    }
+}
+
+static void chunks_of_any_size(void **state)
+{
+    (void)state;
+    static const char *const chunks[] = {"4096", "16385", "100000", "1G"};
+    for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
+        struct pair pair;
+        pair_adopt(&pair, open_nic(NULL, "2", chunks[i]), open_nic(NULL, "2", chunks[i]));
+        pair_connect(&pair);
+        exchange(&pair);
+        pair_close(&pair);
+    }
+}
+
+/* A small operation overtakes a large one that was posted before it. */
+static void small_ones_do_not_wait_for_large_ones(void **state)
+{
+    (void)state;
+    enum { LARGE = 64 << 20 };
+    struct pair pair;
+    uint8_t *here = calloc(1, LARGE), *there = malloc(LARGE), byte = 1;
+    pair_open(&pair, &weft_transport_tcp, "tcp");
+    pair_connect(&pair);
+    struct weft_mem_handle handle = pair_reg(&pair, PAIR_B, there, LARGE, PAIR_ALL, KEY);
+    struct weft_cmd large = cmd_for(WEFT_OP_WRITE, here, LARGE, there);
+    struct weft_cmd small = cmd_for(WEFT_OP_SEND, &byte, 1, NULL);
+    struct pair_comp none;
+    pair_post(&pair, PAIR_A, &large);
+    assert_int_equal(pair_do(&pair, PAIR_A, &small), 0);
+    assert_false(pair_take(&pair, PAIR_A, WEFT_OP_WRITE, large.ctx, &none));
+    assert_int_equal(pair_wait(&pair, PAIR_A, WEFT_OP_WRITE, large.ctx).comp.status, 0);
+    free(pair_wait(&pair, PAIR_B, WEFT_OP_RECV, 0).data);
+    assert_int_equal(pair.ops->mem_dereg(pair.side[PAIR_B].nic, handle.mem), 0);
+    pair_close(&pair);
+    free(here);
+    free(there);
+}
+
+/* --- where it listens ---------------------------------------------------------------------- */
+
+static bool have_v6(void)
+{
+    struct weft_nic_opts opts = {.device = "tcp", .bind_host = "::1"};
+    struct weft_nic *nic;
+    if (weft_transport_tcp.ops->open(&opts, &nic) < 0)
+        return false;
+    weft_transport_tcp.ops->close(nic);
+    return true;
+}
+
+static void listens_where_it_is_told(void **state)
+{
+    (void)state;
+    static const char *const hosts[] = {NULL, "127.0.0.1", "127.0.0.2", "0.0.0.0", "::1", "::"};
+    size_t n = have_v6() ? 6 : 4;
+    for (size_t i = 0; i < n; i++) {
+        struct pair pair;
+        pair_adopt(&pair, open_nic(NULL, "2", "256K"), open_nic(hosts[i], "2", "256K"));
+        pair_connect(&pair);
+        exchange(&pair);
+        pair_close(&pair);
+    }
+}
+
+static void nonsense_is_no_host(void **state)
+{
+    (void)state;
+    static const char *const hosts[] = {"localhost", "1.2.3", "300.1.1.1",
+                                        "",          "::g",   "127.0.0.1:80"};
+    for (size_t i = 0; i < sizeof hosts / sizeof *hosts; i++) {
+        struct weft_nic_opts opts = {.device = "tcp", .bind_host = hosts[i]};
+        struct weft_nic *nic;
+        if (weft_transport_tcp.ops->open(&opts, &nic) == 0) {
+            print_error("'%s' was taken for a host\n", hosts[i]);
+            weft_transport_tcp.ops->close(nic);
+            fail();
+        }
+        assert_true(*weft_last_error());
+    }
+}
+
+/* The peer that core met at an address is dialled there, whatever way the address is written. */
+static void dials_where_core_met_the_peer(void **state)
+{
+    (void)state;
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 mapped = {.sin6_family = AF_INET6};
+    struct sockaddr_storage met[2];
+    memset(met, 0, sizeof met);
+    inet_pton(AF_INET, "127.0.0.3", &v4.sin_addr);
+    inet_pton(AF_INET6, "::ffff:127.0.0.3", &mapped.sin6_addr);
+    memcpy(&met[0], &v4, sizeof v4);
+    memcpy(&met[1], &mapped, sizeof mapped);
+    for (int i = 0; i < 2; i++) {
+        struct pair pair;
+        pair_adopt(&pair, open_nic(NULL, "2", "256K"), open_nic("0.0.0.0", "2", "256K"));
+        struct weft_link_opts passive = {.role = WEFT_ROLE_PASSIVE};
+        struct weft_link_opts active = {.role = WEFT_ROLE_ACTIVE,
+                                        .peer = (struct sockaddr *)&met[i],
+                                        .peer_len = sizeof met[i]};
+        uint8_t address[2][WEFT_LINK_ADDRESS_MAX];
+        size_t len[2];
+        int rc[2] = {WEFT_EAGAIN, WEFT_EAGAIN};
+        for (int k = 1; k >= 0; k--) {
+            struct pair_side *side = &pair.side[k];
+            PAIR_OK(pair.ops->link_open(side->nic, k ? &passive : &active, &side->link));
+            len[k] = (size_t)PAIR_OK(
+                pair.ops->link_address(side->link, address[k], WEFT_LINK_ADDRESS_MAX));
+        }
+        while (rc[0] == WEFT_EAGAIN || rc[1] == WEFT_EAGAIN)
+            for (int k = 0; k < 2; k++) {
+                rc[k] = pair.ops->link_connect(pair.side[k].link, address[!k], len[!k]);
+                pair_poll(&pair, k);
+            }
+        assert_int_equal(rc[0], 0);
+        assert_int_equal(rc[1], 0);
+        exchange(&pair);
+        pair_close(&pair);
+    }
+}
+
+/* --- many links ---------------------------------------------------------------------------- */
+
+enum { LINKS = 40 };
+
+static void connect_many(struct pair *pair, struct weft_link *links[2][LINKS])
+{
+    for (int i = 0; i < LINKS; i++) {
+        pair_connect(pair);
+        links[0][i] = pair->side[0].link;
+        links[1][i] = pair->side[1].link;
+    }
+}
+
+static void close_many(struct pair *pair, struct weft_link *links[2][LINKS])
+{
+    for (int i = 0; i < LINKS - 1; i++)
+        for (int k = 0; k < 2; k++)
+            pair->ops->link_close(links[k][i]);
+    pair_close(pair); /* the last ones */
+}
+
+static size_t heap(void)
+{
+    struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+}
+
+static void an_idle_link_is_small(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct weft_link *links[2][LINKS];
+    pair_open(&pair, &weft_transport_tcp, "tcp");
+    size_t before = heap();
+    connect_many(&pair, links);
+    uint8_t byte = 1;
+    for (int i = 0; i < LINKS; i++) { /* each has been used */
+        pair.side[0].link = links[0][i];
+        struct weft_cmd cmd = cmd_for(WEFT_OP_SEND, &byte, 1, NULL);
+        assert_int_equal(pair_do(&pair, PAIR_A, &cmd), 0);
+        free(pair_wait(&pair, PAIR_B, WEFT_OP_RECV, 0).data);
+    }
+    size_t each = (heap() - before) / (2 * LINKS);
+    close_many(&pair, links);
+    if (before == 0)
+        skip(); /* a sanitizer's allocator does not count */
+    print_message("%zu bytes for each end of an idle link\n", each);
+    assert_in_range(each, 1, IDLE_MOST);
+}
+
+/* Links beyond those that poll looks at by itself are served too, all of them. */
+static void all_of_many_links_are_served(void **state)
+{
+    (void)state;
+    enum { LEN = 200000, ROUNDS = 3 };
+    struct pair pair;
+    struct weft_link *links[2][LINKS];
+    pair_open(&pair, &weft_transport_tcp, "tcp");
+    connect_many(&pair, links);
+    uint8_t *here = malloc(LEN), *there = malloc((size_t)LEN * LINKS);
+    struct weft_mem_handle handle = pair_reg(&pair, PAIR_B, there, (uint64_t)LEN * LINKS, PAIR_ALL,
+                                             KEY);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        pair_fill(here, LEN, round);
+        for (uint64_t i = 0; i < LINKS; i++) {
+            struct weft_cmd cmd = cmd_for(WEFT_OP_WRITE, here, LEN, there + i * LEN);
+            cmd.ctx = i;
+            pair.side[0].link = links[0][i];
+            pair_post(&pair, PAIR_A, &cmd);
+        }
+        for (uint64_t i = 0; i < LINKS; i++) {
+            struct weft_comp comp = pair_wait(&pair, PAIR_A, WEFT_OP_WRITE, i).comp;
+            assert_ptr_equal(comp.link, links[0][i]);
+            assert_int_equal(comp.status, 0);
+            assert_true(pair_filled(there + i * LEN, LEN, round));
+        }
+    }
+    assert_int_equal(pair.ops->mem_dereg(pair.side[PAIR_B].nic, handle.mem), 0);
+    close_many(&pair, links);
+    free(here);
+    free(there);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_number_of_sockets),
+        cmocka_unit_test(chunks_of_any_size),
+        cmocka_unit_test(small_ones_do_not_wait_for_large_ones),
+        cmocka_unit_test(listens_where_it_is_told),
+        cmocka_unit_test(nonsense_is_no_host),
+        cmocka_unit_test(dials_where_core_met_the_peer),
+        cmocka_unit_test(an_idle_link_is_small),
+        cmocka_unit_test(all_of_many_links_are_served),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
