@@ -12,6 +12,8 @@
 
 /* Bytes that one poll may receive, and as many that it may send. */
 #define POLL_BYTES (1024 * 1024)
+/* What one link may send of that before the next one has its turn. */
+#define TURN_BYTES (512 * 1024)
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. */
 #define QUIET_POLLS 32
@@ -295,20 +297,26 @@ static void hand_out(struct tcp_poll *poll)
         hand_out_down(poll);
 }
 
-static void run_ready(struct tcp_nic *nic, int64_t *budget)
+/* Let links send, the one that has waited longest first. */
+static void run_ready(struct tcp_nic *nic, int64_t budget)
 {
-    struct tcp_link *link = nic->ready;
+    struct tcp_link *link = nic->ready, **tail = nic->ready_tail;
     nic->ready = NULL;
     nic->ready_tail = &nic->ready;
-    while (link) {
+    while (link && budget > 0) {
         struct tcp_link *next = link->ready_next;
+        int64_t share = TURN_BYTES;
         link->ready = false;
-        if (*budget > 0)
-            tcp_tx_run(link, budget);
-        else
-            tcp_tx_ready(link);
+        tcp_tx_run(link, &share);
+        budget -= TURN_BYTES - share;
         link = next;
     }
+    if (!link)
+        return;
+    *tail = nic->ready; /* the rest goes before those that have had a turn */
+    if (!nic->ready)
+        nic->ready_tail = tail;
+    nic->ready = link;
 }
 
 static void make_hot(struct tcp_nic *nic, struct tcp_sock *sock)
@@ -326,7 +334,7 @@ static void read_hot(struct tcp_poll *poll)
     struct tcp_nic *nic = poll->nic;
     for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
         struct tcp_sock *sock = nic->hot[i];
-        bool any = tcp_rx_turn(poll, sock);
+        bool any = sock->turn == nic->polls || tcp_rx_turn(poll, sock);
         if (i >= nic->nhot || nic->hot[i] != sock)
             continue; /* its link is dead */
         sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
@@ -377,10 +385,14 @@ static void read_epoll(struct tcp_poll *poll)
     struct epoll_event events[EVENTS];
     int n = epoll_wait(nic->epoll_fd, events, EVENTS, 0);
     nic->quiet = 0;
+    /* It reports in the same order each time: whose turn the budget cut off begins the next. */
+    uint32_t first = nic->next_event;
     for (int i = 0; i < n && poll->budget > 0; i++) {
-        enum tcp_source *source = events[i].data.ptr;
+        const struct epoll_event *event = &events[(first + (uint32_t)i) % (uint32_t)n];
+        enum tcp_source *source = event->data.ptr;
+        nic->next_event++;
         if (*source == TCP_SOCK)
-            sock_event(poll, (struct tcp_sock *)source, events[i].events);
+            sock_event(poll, (struct tcp_sock *)source, event->events);
         else if (*source == TCP_LISTENER)
             tcp_accept(nic);
         else if (*source == TCP_TIMER)
@@ -405,18 +417,16 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
     struct tcp_poll poll = {.nic = nic, .comps = comps, .max = max, .budget = POLL_BYTES};
-    int64_t tx_budget = POLL_BYTES;
     nic->polls++;
     take_back_bufs(nic);
     look_at_clock(nic);
     hand_out(&poll);
-    run_ready(nic, &tx_budget);
+    run_ready(nic, POLL_BYTES / 2);
     tcp_rx_resume(&poll);
-    read_hot(&poll);
     if (nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= QUIET_POLLS)
         read_epoll(&poll);
-    if (tx_budget > 0)
-        run_ready(nic, &tx_budget);
+    read_hot(&poll);
+    run_ready(nic, POLL_BYTES / 2);
     hand_out(&poll);
     return poll.n;
 }

@@ -228,6 +228,7 @@ struct tcp_nic {
     uint32_t nparked;
     struct tcp_sock *hot[TCP_HOT];
     uint32_t nhot, nblocked, quiet; /* quiet: polls since epoll was asked */
+    uint32_t next_event;            /* of what epoll reports, which comes first */
     bool timer_set;
     uint64_t checked; /* when links were last checked for silence */
     struct tcp_half half[TCP_HALF_OPEN];

@@ -6,9 +6,11 @@
 #include <sys/socket.h>
 
 /* What one socket may take of a poll before the next one has its turn. */
-#define TURN_BYTES (512 * 1024)
+#define TURN_BYTES (256 * 1024)
 /* Work that a frame costs beside its bytes, in bytes. */
 #define FRAME_COST 256
+/* ... and a buffer that stays with the caller: bounds how many do. */
+#define LENT_COST (TCP_BUF / 2)
 /* Payload of which at least this much is missing is received in place. */
 #define DIRECT_MIN 4096
 /* ... with so much behind it: the head of the next frame, or several small frames. */
@@ -97,6 +99,8 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
     struct weft_comp *comp = comp_add(poll, sock->link, WEFT_OP_RECV);
     comp->data = buf->data + buf->head + TCP_HEAD;
     comp->len = frame->len;
+    if (buf->lent != poll->nic->polls)
+        poll->budget -= LENT_COST;
     buf->lent = poll->nic->polls;
     buf->head += frame->len;
     count_executed(sock);
@@ -377,7 +381,6 @@ static bool make_room(struct tcp_poll *poll, struct tcp_rx *rx)
             tcp_buf_put(poll->nic, old);
         }
         rx->buf->tail = kept;
-        poll->budget -= TCP_BUF / 2; /* bounds how many buffers a poll can lend */
     }
     return true;
 }
