@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A peer that has joined and then breaks the protocol, or keeps to it in odd ways. */
+#include "tcp_stranger.h"
+
+#include <sys/mman.h>
+
+#define HUGE ((uint64_t)5 << 30)
+#define FAR (((uint64_t)4 << 30) + 12345) /* an offset that does not fit into 32 bits */
+
+/* --- frames that break the protocol -------------------------------------------------------- */
+
+/* Socket, and what is said on it after joining. */
+struct bad {
+    const char *what;
+    int sock;
+    struct tcp_frame frame;
+};
+
+static const struct bad bads[] = {
+    {"a message on a socket for chunks", 1, {.type = TCP_SEND, .len = 1}},
+    {"a message that is too long", 0, {.type = TCP_SEND, .len = 65537}},
+    {"a message of 4 GiB", 0, {.type = TCP_SEND, .len = UINT32_MAX}},
+    {"payload where none belongs", 0, {.type = TCP_ACK, .len = 1}},
+    {"an addition with payload", 0, {.type = TCP_ADD, .len = 8, .word = {KEY}}},
+    {"a chunk past its range", 1, {.type = TCP_PART, .len = 9, .word = {KEY, 0, 16, 8}}},
+    {"a chunk that starts past it", 1, {.type = TCP_PART, .len = 0, .word = {KEY, 0, 16, 17}}},
+    {"an offset that overflows", 1, {.type = TCP_PART, .len = 9, .word = {KEY, 0, 16, -4ull}}},
+    {"a range of 2^63", 1, {.type = TCP_PART, .len = 9, .word = {KEY, 0, 1ull << 63, 0}}},
+    {"a read of 2^63", 0, {.type = TCP_READ, .word = {KEY, 0, 1ull << 63}}},
+    {"data for no read", 1, {.type = TCP_DATA, .len = 1, .id = 3}},
+    {"data for no call", 1, {.type = TCP_DATA, .len = 1, .id = UINT32_MAX}},
+    {"the end of no read", 0, {.type = TCP_END, .id = 5, .word = {0, TCP_CODE_KEY}}},
+    {"the end of no call", 0, {.type = TCP_END, .id = 1u << 31, .word = {0, TCP_CODE_KEY}}},
+    {"an answer to no addition", 0, {.type = TCP_ADDED, .id = 0}},
+    {"refusal of nothing", 0, {.type = TCP_NACK, .id = 0, .word = {0, TCP_CODE_KEY}}},
+    {"refusal on no socket", 0, {.type = TCP_NACK, .id = 0, .word = {2, TCP_CODE_KEY}}},
+    {"refusal on a far socket", 0, {.type = TCP_NACK, .word = {1ull << 40, TCP_CODE_KEY}}},
+    {"refusal for no reason", 0, {.type = TCP_NACK, .word = {0, TCP_OK}}},
+    {"refusal on another socket", 1, {.type = TCP_NACK, .word = {0, TCP_CODE_KEY}}},
+    {"acknowledgement of nothing", 0, {.type = TCP_ACK, .ack = 1}},
+    {"acknowledgement of all", 0, {.type = TCP_ACK, .ack = UINT32_MAX}},
+    {"acknowledgement of a far socket", 0, {.type = TCP_ACK, .ack_sock = 2}},
+    {"acknowledgement of no socket", 0, {.type = TCP_ACK, .ack_sock = 255}},
+};
+
+static void rejoin(struct stranger *s)
+{
+    stranger_close_link(s);
+    stranger_open_link(s);
+    stranger_join(s);
+}
+
+static void bad_frames_take_their_link_down(void **state)
+{
+    struct stranger *s = *state;
+    for (size_t i = 0; i < sizeof bads / sizeof *bads; i++) {
+        stranger_say_frame(s->fd[bads[i].sock], bads[i].frame);
+        stranger_await_down(s, WEFT_EPROTO);
+        stranger_check_healthy(s);
+        rejoin(s);
+    }
+}
+
+static void no_frames_take_their_link_down(void **state)
+{
+    struct stranger *s = *state;
+    static const uint8_t types[] = {0, TCP_TYPES, TCP_TYPES + 1, 0x7f, 0x80, 0xff};
+    uint8_t bytes[TCP_HEAD];
+    for (size_t i = 0; i < sizeof types; i++) {
+        memset(bytes, 0, sizeof bytes);
+        bytes[0] = types[i];
+        stranger_say(s->fd[i % 2], bytes, 1); /* the type alone is enough */
+        stranger_await_down(s, WEFT_EPROTO);
+        rejoin(s);
+    }
+    for (size_t at = 2; at < 4; at++) {
+        stranger_encode(bytes, (struct tcp_frame){.type = TCP_ACK});
+        bytes[at] = 1;
+        stranger_say(s->fd[0], bytes, sizeof bytes);
+        stranger_await_down(s, WEFT_EPROTO);
+        rejoin(s);
+    }
+    assert_int_equal(s->mem[0], 0);
+}
+
+static void noise_takes_its_link_down(void **state)
+{
+    struct stranger *s = *state;
+    uint64_t noise[512];
+    for (int i = 0; i < 60; i++) {
+        weft_random(noise, sizeof noise);
+        /* Make it plausible: a valid type first, so that every parser is entered. */
+        ((uint8_t *)noise)[0] = (uint8_t)(1 + i % (TCP_TYPES - 1));
+        ((uint8_t *)noise)[2] = ((uint8_t *)noise)[3] = 0;
+        stranger_say(s->fd[i % 2], noise, sizeof noise);
+        /* it may also be waiting for the rest of a refused write */
+        shutdown(s->fd[i % 2], SHUT_WR);
+        int status = pair_wait(&s->pair, PAIR_B, WEFT_OP_LINK_DOWN, 0).comp.status;
+        assert_true(status == WEFT_EPROTO || status == WEFT_EPEER);
+        rejoin(s);
+    }
+    for (size_t i = 0; i < LEN; i++)
+        assert_int_equal(s->mem[i], 0);
+}
+
+/* More READs than were agreed, sent by one who does not take the answers. */
+static void a_flood_of_reads_is_cut_off(void **state)
+{
+    struct stranger *s = *state;
+    struct tcp_frame read = {.type = TCP_READ, .word = {KEY, (uintptr_t)s->mem, LEN}};
+    for (int i = 0; i < 100000; i++) {
+        uint8_t bytes[TCP_FRAME_MAX];
+        size_t len = stranger_encode(bytes, read);
+        if (send(s->fd[0], bytes, len, MSG_NOSIGNAL) < 0)
+            break;
+        if (i % 256 == 0 && pair_poll(&s->pair, PAIR_B) > 0)
+            break;
+    }
+    stranger_await_down(s, WEFT_EPROTO);
+}
+
+static void a_flood_of_additions_is_cut_off(void **state)
+{
+    struct stranger *s = *state;
+    struct tcp_frame add = {.type = TCP_ADD, .word = {KEY, (uintptr_t)s->mem, 1}};
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    bool down = false;
+    while (!down) {
+        uint8_t bytes[64 * TCP_FRAME_MAX];
+        size_t len = 0;
+        while (len < sizeof bytes - TCP_FRAME_MAX)
+            len += stranger_encode(bytes + len, add);
+        down = send(s->fd[0], bytes, len, MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN;
+        pair_poll(&s->pair, PAIR_B);
+        assert_true(weft_now() < deadline);
+    }
+    stranger_await_down(s, WEFT_EPROTO);
+}
+
+/* --- frames in odd pieces ------------------------------------------------------------------ */
+
+static void drip(struct stranger *s, int fd, const uint8_t *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        stranger_say(fd, bytes + i, 1);
+        pair_poll(&s->pair, PAIR_B);
+    }
+}
+
+static void frames_byte_by_byte(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[1000], text[100];
+    pair_fill(text, sizeof text, 5);
+    for (int sock = 0; sock < 2; sock++) {
+        size_t len = stranger_encode(bytes, stranger_write_of(s, TCP_WRITE_IMM, sizeof text));
+        memcpy(bytes + len, text, sizeof text);
+        drip(s, s->fd[sock], bytes, len + sizeof text);
+        struct weft_comp comp = pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0).comp;
+        assert_int_equal(comp.imm, 99);
+        assert_ptr_equal(comp.link, s->link);
+        assert_true(pair_filled(s->mem, sizeof text, 5));
+        memset(s->mem, 0, sizeof text);
+    }
+    size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_SEND, .len = sizeof text});
+    memcpy(bytes + len, text, sizeof text);
+    drip(s, s->fd[0], bytes, len + sizeof text);
+    struct pair_comp got = pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0);
+    assert_int_equal(got.comp.len, sizeof text);
+    assert_true(pair_filled(got.data, sizeof text, 5));
+    free(got.data);
+}
+
+/* One segment holds many frames; the last one is cut anywhere and goes on in the next. */
+static void many_frames_cut_anywhere(void **state)
+{
+    struct stranger *s = *state;
+    enum { FRAMES = 20, TEXT = 37 };
+    uint8_t bytes[FRAMES * (TCP_FRAME_MAX + TEXT)];
+    size_t len = 0;
+    for (uint32_t i = 0; i < FRAMES; i++) {
+        len += stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND, .len = TEXT});
+        pair_fill(bytes + len, TEXT, i);
+        len += TEXT;
+    }
+    for (size_t cut = 1; cut < 120; cut += 3) {
+        stranger_say(s->fd[0], bytes, cut);
+        pair_poll(&s->pair, PAIR_B);
+        stranger_say(s->fd[0], bytes + cut, len - cut);
+        for (uint32_t i = 0; i < FRAMES; i++) {
+            struct pair_comp got = pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0);
+            assert_true(got.comp.len == TEXT && pair_filled(got.data, TEXT, i));
+            free(got.data);
+        }
+    }
+}
+
+static void half_a_frame_and_away(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_FRAME_MAX + 64] = {0};
+    size_t len = stranger_encode(bytes, stranger_write_of(s, TCP_WRITE, 5000));
+    for (size_t cut = 0; cut <= len + 64; cut += 7) {
+        memset(s->mem, 0xee, LEN);
+        stranger_say(s->fd[1], bytes, cut ? cut : 1);
+        pair_poll(&s->pair, PAIR_B);
+        close(s->fd[1]);
+        s->fd[1] = -1;
+        stranger_await_down(s, WEFT_EPEER);
+        for (size_t i = 64; i < LEN; i++)
+            assert_int_equal(s->mem[i], 0xee);
+        rejoin(s);
+    }
+}
+
+/* --- one-sided operations of strangers ----------------------------------------------------- */
+
+static void refused_writes_are_told_and_thrown_away(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t payload[3000];
+    static const struct {
+        uint64_t key, shift, code;
+    } cases[] = {{KEY + 1, 0, TCP_CODE_KEY},
+                 {KEY, LEN - 2999, TCP_CODE_BOUNDS},
+                 {KEY, -1ull, TCP_CODE_BOUNDS},
+                 {READ_KEY, 0, TCP_CODE_ACCESS}};
+    memset(payload, 1, sizeof payload);
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct tcp_frame frame = stranger_write_of(s, i & 1 ? TCP_WRITE_IMM : TCP_WRITE,
+                                                   sizeof payload);
+        frame.word[0] = cases[i].key;
+        frame.word[1] += cases[i].shift;
+        stranger_say_frame(s->fd[1], frame);
+        stranger_say(s->fd[1], payload, sizeof payload);
+        struct tcp_frame nack = stranger_hear_type(s, s->fd[0], TCP_NACK);
+        assert_int_equal(nack.word[0], 1);
+        assert_int_equal(nack.word[1], cases[i].code);
+        assert_int_equal(nack.id, i);
+        struct tcp_frame ack = stranger_hear_type(s, s->fd[0], TCP_ACK);
+        assert_int_equal(ack.ack_sock, 1);
+        assert_int_equal(ack.ack, i + 1);
+    }
+    for (size_t i = 0; i < LEN; i++)
+        assert_int_equal(s->mem[i], 0);
+    struct pair_comp none;
+    assert_false(pair_take(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0, &none));
+}
+
+static uint8_t *map_huge(void)
+{
+    uint8_t *at = mmap(NULL, HUGE, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return at == MAP_FAILED ? NULL : at;
+}
+
+/* A chunk beyond 4 GiB lands there. */
+static void chunks_beyond_4_gib(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t text[50], *huge = map_huge();
+    if (!huge)
+        skip();
+    struct weft_mem_handle handle = pair_reg(&s->pair, PAIR_B, huge, HUGE, PAIR_ALL, 5);
+    pair_fill(text, sizeof text, 9);
+    struct tcp_frame part = {
+        .type = TCP_PART_IMM, .len = sizeof text, .word = {5, (uintptr_t)huge + 1, HUGE - 1, FAR}};
+    stranger_say_frame(s->fd[1], part);
+    stranger_say(s->fd[1], text, sizeof text);
+    pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0);
+    assert_true(pair_filled(huge + 1 + FAR, sizeof text, 9));
+    assert_int_equal(huge[1 + (uint32_t)FAR], 0);
+    part.word[2] = HUGE; /* one byte more than there is */
+    stranger_say_frame(s->fd[1], part);
+    stranger_say(s->fd[1], text, sizeof text);
+    assert_int_equal(stranger_hear_type(s, s->fd[0], TCP_NACK).word[1], TCP_CODE_BOUNDS);
+    assert_int_equal(s->pair.ops->mem_dereg(s->pair.side[PAIR_B].nic, handle.mem), 0);
+    munmap(huge, HUGE);
+}
+
+static struct weft_cmd huge_cmd(enum weft_op op, uint8_t *huge)
+{
+    return (struct weft_cmd){.op = (uint8_t)op,
+                             .len = HUGE,
+                             .remote_addr = 0x1000,
+                             .remote_key = 3,
+                             .ctx = 8,
+                             .one = {.addr = huge, .len = HUGE}};
+}
+
+/* A READ of 5 GiB asks for 5 GiB, and takes a chunk at its end. */
+static void a_read_beyond_4_gib(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t text[50], *huge = map_huge();
+    if (!huge)
+        skip();
+    struct weft_cmd cmd = huge_cmd(WEFT_OP_READ, huge);
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    struct tcp_frame read = stranger_hear_type(s, s->fd[0], TCP_READ);
+    assert_true(read.word[0] == 3 && read.word[1] == 0x1000 && read.word[2] == HUGE);
+    pair_fill(text, sizeof text, 4);
+    stranger_say_frame(s->fd[1], (struct tcp_frame){.type = TCP_DATA,
+                                                    .id = read.id,
+                                                    .len = sizeof text,
+                                                    .word = {HUGE - sizeof text}});
+    stranger_say(s->fd[1], text, sizeof text);
+    stranger_say_frame(
+        s->fd[0],
+        (struct tcp_frame){.type = TCP_END, .id = read.id, .word = {sizeof text, TCP_CODE_KEY}});
+    struct weft_comp comp = pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 8).comp;
+    assert_int_equal(comp.status, WEFT_EKEY);
+    assert_true(pair_filled(huge + HUGE - sizeof text, sizeof text, 4));
+    munmap(huge, HUGE);
+}
+
+/* A WRITE of 5 GiB announces all of it in each chunk. */
+static void a_write_beyond_4_gib(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t *huge = map_huge(), *sink = malloc(1 << 20);
+    if (!huge)
+        skip();
+    struct weft_cmd cmd = huge_cmd(WEFT_OP_WRITE, huge);
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    for (uint64_t offset = 0; offset < 4 << 20;) {
+        struct tcp_frame part = stranger_hear_type(s, s->fd[1], TCP_PART);
+        assert_true(part.word[1] == 0x1000 && part.word[2] == HUGE && part.word[3] == offset);
+        assert_true(part.len > 0 && part.len <= 1 << 20);
+        stranger_hear(s, s->fd[1], sink, part.len);
+        offset += part.len;
+    }
+    close(s->fd[1]);
+    s->fd[1] = -1;
+    stranger_await_down(s, WEFT_EPEER);
+    munmap(huge, HUGE);
+    free(sink);
+}
+
+/* --- answers of strangers ------------------------------------------------------------------ */
+
+static uint32_t post_read(struct stranger *s, void *into, uint64_t len)
+{
+    struct weft_cmd cmd = {
+        .op = WEFT_OP_READ, .len = len, .ctx = 6, .one = {.addr = into, .len = len}};
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    return stranger_hear_type(s, s->fd[0], TCP_READ).id;
+}
+
+static void say_data(struct stranger *s, int sock, uint32_t call, uint64_t offset, uint32_t len)
+{
+    uint8_t bytes[256];
+    memset(bytes, 0xaa, sizeof bytes);
+    stranger_say_frame(
+        s->fd[sock],
+        (struct tcp_frame){.type = TCP_DATA, .id = call, .len = len, .word = {offset}});
+    stranger_say(s->fd[sock], bytes, len);
+}
+
+/* Too much, outside, twice, after the end: never a byte outside the READ. */
+static void wrong_answers_to_a_read(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t *into = malloc(300);
+    for (int wrong = 0; wrong < 6; wrong++) {
+        memset(into, 0, 300);
+        uint32_t call = post_read(s, into, 100);
+        if (wrong == 0)
+            say_data(s, 0, call, 0, 101);
+        if (wrong == 1)
+            say_data(s, 1, call, 1, 100);
+        if (wrong == 2)
+            say_data(s, 1, call, -50ull, 100);
+        if (wrong == 3) {
+            say_data(s, 1, call, 0, 60);
+            say_data(s, 1, call, 0, 60);
+        }
+        if (wrong == 4) {
+            stranger_say_frame(
+                s->fd[0],
+                (struct tcp_frame){.type = TCP_END, .id = call, .word = {10, TCP_CODE_KEY}});
+            pair_poll(&s->pair, PAIR_B);
+            say_data(s, 0, call, 0, 11);
+        }
+        if (wrong == 5)
+            stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ADDED, .id = call});
+        stranger_await_down(s, WEFT_EPROTO);
+        for (int i = 100; i < 300; i++)
+            assert_int_equal(into[i], 0);
+        rejoin(s);
+    }
+    free(into);
+}
+
+/* An answer that fails ends the READ only when what was sent before has come. */
+static void an_end_waits_for_its_chunks(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t into[100] = {0}, bytes[40];
+    struct pair_comp none;
+    uint32_t call = post_read(s, into, sizeof into);
+    stranger_say_frame(
+        s->fd[0], (struct tcp_frame){.type = TCP_END, .id = call, .word = {40, TCP_CODE_KEY}});
+    stranger_say_frame(s->fd[1],
+                       (struct tcp_frame){.type = TCP_DATA, .id = call, .len = 40, .word = {60}});
+    memset(bytes, 7, sizeof bytes);
+    stranger_say(s->fd[1], bytes, 39);
+    for (int i = 0; i < 100; i++)
+        pair_poll(&s->pair, PAIR_B);
+    assert_false(pair_take(&s->pair, PAIR_B, WEFT_OP_READ, 6, &none));
+    stranger_say(s->fd[1], bytes, 1);
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 6).comp.status, WEFT_EKEY);
+    assert_int_equal(into[99], 7);
+}
+
+/* The peer's depth holds if it is the smaller one. */
+static void no_more_cmds_than_the_peer_takes(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t byte = 0;
+    struct weft_cmd cmds[DEPTH + 10];
+    for (int i = 0; i < DEPTH + 10; i++)
+        cmds[i] = (struct weft_cmd){
+            .op = WEFT_OP_SEND, .len = 1, .one = {.addr = &byte, .len = 1}};
+    assert_int_equal(s->pair.ops->post(s->link, cmds, DEPTH + 10), DEPTH);
+    assert_int_equal(s->pair.ops->post(s->link, cmds, 1), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(bad_frames_take_their_link_down, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(no_frames_take_their_link_down, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(noise_takes_its_link_down, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_flood_of_reads_is_cut_off, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_flood_of_additions_is_cut_off, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(frames_byte_by_byte, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(many_frames_cut_anywhere, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(half_a_frame_and_away, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(refused_writes_are_told_and_thrown_away,
+                                        stranger_setup_joined, stranger_teardown),
+        cmocka_unit_test_setup_teardown(chunks_beyond_4_gib, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_read_beyond_4_gib, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_write_beyond_4_gib, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(wrong_answers_to_a_read, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(an_end_waits_for_its_chunks, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(no_more_cmds_than_the_peer_takes, stranger_setup_joined,
+                                        stranger_teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
