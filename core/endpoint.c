@@ -517,10 +517,11 @@ int weft_endpoint_progress(weft_endpoint_t handle, int timeout_ms)
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    struct event_wait w = {ep, atomic_load(&ep->events)};
+    struct event_wait w = {ep, atomic_load(&ep->events_seen)};
     int n = weft__progress(ep);
     if (n == 0 && timeout_ms && weft__wait(ep, event_happened, &w, weft__deadline(timeout_ms)))
         n = 1;
+    atomic_store(&ep->events_seen, atomic_load(&ep->events));
     weft__handle_put(handle);
     return n;
 }

@@ -738,6 +738,7 @@ struct weft__endpoint {
     _Atomic(uint64_t) boot_looked;
     _Atomic(uint64_t) driven; /* times a caller drove the lanes */
     _Atomic(uint64_t) events; /* things that happened, ever */
+    _Atomic(uint64_t) events_seen; /* of these, by weft_endpoint_progress */
 };
 
 #endif

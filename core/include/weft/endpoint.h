@@ -57,8 +57,8 @@ struct weft_endpoint_opts {
     const char *gpu;
     /* n >= 1: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. */
     int progress_threads;
-    /* Accepted conns are not queued for weft_endpoint_accept: they work at once, live until
-     * either side closes them, and are listed by weft_endpoint_conns. */
+    /* Accepted conns are not queued for weft_endpoint_accept: they work at once and are listed by
+     * weft_endpoint_conns. One that goes down is closed by the endpoint: its handle is then stale. */
     int passive_accept;
     /* Text in the form of WEFT_FAULT: wraps every nic for tests. NULL: WEFT_FAULT (""). */
     const char *fault;
@@ -95,8 +95,9 @@ WEFT_API int weft_metadata_parse(const void *metadata, size_t len,
 /* Port on which the endpoint listens. */
 WEFT_API int weft_endpoint_port(weft_endpoint_t endpoint);
 
-/* Make progress; if there was none, sleep up to timeout_ms for some. Returns the number of things
- * that happened (0 is not an error). With progress threads it only waits. */
+/* Make progress; if nothing has happened since this was called last (by any thread, in any call),
+ * sleep up to timeout_ms for something. Returns how much happened (0 is not an error). With progress
+ * threads it only waits. */
 WEFT_API int weft_endpoint_progress(weft_endpoint_t endpoint, int timeout_ms);
 
 /* --- conn ---------------------------------------------------------------------------------- */
@@ -186,12 +187,15 @@ struct weft_mem_opts {
  * Register memory: host memory, or a GPU's (found by asking the GPU backend). It stays the
  * caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
+ * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a
+ * peer's operation gets to it ends that operation with -EFAULT, or the conn.
  */
 WEFT_API int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
                           const struct weft_mem_opts *opts, weft_mem_t *mem);
-/* End a registration. When this returns, peers can no longer touch the memory through this mem;
- * it waits for transfers that are touching it. The mem must not be in use by this side's own
- * operations (-EBUSY). */
+/* End a registration. When this returns 0, peers can no longer touch the memory through this mem;
+ * it waits for those that are touching it, but no longer than WEFT_CANCEL_GRACE: WEFT_ETIMEOUT says
+ * that the memory must stay mapped until their conn is closed (the handle is gone all the same).
+ * The mem must not be in use by this side's own operations (-EBUSY). */
 WEFT_API int weft_mem_dereg(weft_mem_t mem);
 
 /* 64 bytes that let a peer's endpoint address a piece of this endpoint's memory. Plain data:
@@ -285,7 +289,7 @@ struct weft_op_status {
 WEFT_API int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op);
 
 /* 1: done and well; 0: not yet; < 0: done and failed with this code, or WEFT_EHANDLE. When done,
- * the handle is gone and *status (may be NULL) is filled. */
+ * the handle is gone and *status (may be NULL) is filled. Makes progress if it is not. */
 WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 /* The same, waiting: 0: done and well; WEFT_ETIMEOUT with status->status WEFT_EAGAIN: not done by
  * then, the handle lives on; else done and failed with the code returned. */
