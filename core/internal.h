@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Everything that core's files share, grouped by file. Not installed.
+ * Everything that core's files share, grouped by file (util.h has the rest). Not installed.
  *
  * Locks, outermost first. A thread that holds one may take only those below it:
  *
@@ -22,95 +22,7 @@
 #include "weft/gpu.h"
 #include "weft/transport.h"
 
-#define WEFT__ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
-
-/* --- config.c ------------------------------------------------------------------------------ */
-
-/* 0, or WEFT_ECONFIG with a sentence naming the first setting that does not parse. */
-int weft__config_check(void);
-
-/* Copy a caller's options struct over a zeroed one of ours. Refuses a struct that is larger than
- * ours where the part we do not know is not zero. */
-int weft__opts_copy(void *ours, size_t our_size, const void *theirs, const char *what);
-
-/* --- handle.c ------------------------------------------------------------------------------ */
-
-enum weft__kind { WEFT__ENDPOINT = 1, WEFT__CONN, WEFT__MEM, WEFT__OP };
-
-/* 4 bits kind, 28 bits slot, 32 bits generation. */
-uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generation);
-uint32_t weft__handle_slot(uint64_t handle);
-bool weft__handle_is(uint64_t handle, enum weft__kind kind);
-
-/* Give obj a handle; 0 when out of memory. */
-uint64_t weft__handle_open(enum weft__kind kind, void *obj);
-/* The object, kept alive until put; NULL and a sentence if the handle is stale or foreign. */
-void *weft__handle_get(uint64_t handle, enum weft__kind kind);
-void weft__handle_put(uint64_t handle);
-/* Make the handle stale. True for exactly one of several callers. */
-bool weft__handle_shut(uint64_t handle, enum weft__kind kind);
-/* After shut: wait until no one but `mine` holders is left, then free the slot. */
-void weft__handle_drain(uint64_t handle, uint32_t mine);
-/* After shut: free the slot if no one is using the object; false if someone is. */
-bool weft__handle_try_drain(uint64_t handle);
-
-/* --- wire.c -------------------------------------------------------------------------------- */
-
-/* Little-endian writer into a fixed buffer; `bad` latches when it would overflow. */
-struct weft__writer {
-    uint8_t *at, *end;
-    bool bad;
-};
-void weft__put(struct weft__writer *w, const void *data, size_t len);
-void weft__put_u8(struct weft__writer *w, uint8_t v);
-void weft__put_u16(struct weft__writer *w, uint16_t v);
-void weft__put_u32(struct weft__writer *w, uint32_t v);
-void weft__put_u64(struct weft__writer *w, uint64_t v);
-/* u16 length, then the bytes */
-void weft__put_text(struct weft__writer *w, const char *text);
-
-/* Reader of untrusted bytes; `bad` latches at the first read past the end, which gives zeros. */
-struct weft__reader {
-    const uint8_t *at, *end;
-    bool bad;
-};
-void weft__get(struct weft__reader *r, void *data, size_t len);
-/* Bytes in place, NULL when there are fewer. */
-const void *weft__get_span(struct weft__reader *r, size_t len);
-uint8_t weft__get_u8(struct weft__reader *r);
-uint16_t weft__get_u16(struct weft__reader *r);
-uint32_t weft__get_u32(struct weft__reader *r);
-uint64_t weft__get_u64(struct weft__reader *r);
-/* Into a buffer of cap bytes, always terminated; bad if longer, or if it holds a zero byte. */
-void weft__get_text(struct weft__reader *r, char *text, size_t cap);
-
-/* --- host.c -------------------------------------------------------------------------------- */
-
-/* What tells one host from another: the kernel's boot id, and the network namespace, within which
- * the addresses of same-host transports are known. */
-struct weft__host {
-    uint8_t boot_id[16];
-    uint64_t netns;
-};
-void weft__host_self(struct weft__host *host);
-bool weft__host_same(const struct weft__host *a, const struct weft__host *b);
-
-/* --- address.c ----------------------------------------------------------------------------- */
-
-struct weft__address {
-    struct sockaddr_storage sa;
-    socklen_t len;
-};
-/* "HOST:PORT", "HOST", ":PORT", "[V6]:PORT"; no host: any address. Names are resolved. */
-int weft__address_parse(const char *text, struct weft__address *out);
-void weft__address_format(const struct weft__address *a, char *text, size_t cap);
-/* Host part only, numeric. */
-void weft__address_host(const struct weft__address *a, char *text, size_t cap);
-uint16_t weft__address_port(const struct weft__address *a);
-void weft__address_set_port(struct weft__address *a, uint16_t port);
-bool weft__address_is_any(const struct weft__address *a);
-/* Addresses under which an endpoint bound to `bound` can be reached, best first. */
-int weft__address_list(const struct weft__address *bound, struct weft__address *list, int max);
+#include "util.h"
 
 /* --- registry.c ---------------------------------------------------------------------------- */
 
@@ -736,8 +648,8 @@ struct weft__endpoint {
     _Atomic(bool) stop;
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
-    _Atomic(uint64_t) driven; /* times a caller drove the lanes */
-    _Atomic(uint64_t) events; /* things that happened, ever */
+    _Atomic(uint64_t) driven;      /* times a caller drove the lanes */
+    _Atomic(uint64_t) events;      /* things that happened, ever */
     _Atomic(uint64_t) events_seen; /* of these, by weft_endpoint_progress */
 };
 
