@@ -16,8 +16,9 @@ static int hex_digit(char c)
 }
 
 /* "0123abcd-..." into 16 bytes; whatever cannot be read stays zero. */
-static void read_boot_id(uint8_t id[16])
+void weft_boot_id(uint8_t id[16])
 {
+    memset(id, 0, 16);
     char text[64] = "";
     int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -38,7 +39,7 @@ static void read_boot_id(uint8_t id[16])
 void weft__host_self(struct weft__host *host)
 {
     memset(host, 0, sizeof *host);
-    read_boot_id(host->boot_id);
+    weft_boot_id(host->boot_id);
     struct stat st;
     if (stat("/proc/self/ns/net", &st) == 0)
         host->netns = st.st_ino;

@@ -3,8 +3,6 @@
 #include "local.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -81,27 +79,6 @@ static uint64_t ring_size_setting(void)
     return size;
 }
 
-static void read_boot_id(struct local_id *id)
-{
-    char text[2 * sizeof id->bytes + 8] = ""; /* hex digits in five groups */
-    *id = (struct local_id){{0}};
-    int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return;
-    if (read(fd, text, sizeof text - 1) < 0)
-        text[0] = 0;
-    close(fd);
-    char *from = text;
-    for (size_t i = 0; i < sizeof id->bytes; i++) {
-        unsigned byte;
-        from += *from == '-';
-        if (sscanf(from, "%2x", &byte) != 1)
-            return;
-        id->bytes[i] = (uint8_t)byte;
-        from += 2;
-    }
-}
-
 static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
 {
     if (strcmp(opts->device, DEVICE_NAME))
@@ -110,7 +87,7 @@ static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
     struct local_nic *nic = calloc(1, sizeof *nic);
     if (!nic)
         return weft_fail(-ENOMEM, "local: no memory for a nic");
-    read_boot_id(&nic->boot_id);
+    weft_boot_id(nic->boot_id.bytes);
     nic->ring_size = ring_size_setting();
     nic->direct = weft_config_int("WEFT_LOCAL_CMA") != 0;
     nic->base = (struct weft_nic){&weft_transport_local, make_attr(nic->ring_size)};

@@ -298,6 +298,9 @@ WEFT_API const char *weft_config_str(const char *name);
 /* Nanoseconds of CLOCK_MONOTONIC. */
 WEFT_API uint64_t weft_now(void);
 
+/* What tells this boot of this kernel from all others; zeros if it cannot be known. */
+WEFT_API void weft_boot_id(uint8_t id[16]);
+
 /* Fill buf from the operating system's random source. Returns 0 or a negative code. */
 WEFT_API int weft_random(void *buf, size_t len);
 
