@@ -301,9 +301,18 @@ void weft__op_unpend(struct weft__op *op);
 void weft__op_settle(struct weft__op *op);
 /* The conn is down: drop what has not started. */
 void weft__op_abort(struct weft__op *op, int status, const char *text);
+/* Drop what has not started; the op ends when the rest has. */
+void weft__op_cancel(struct weft__op *op);
 void weft__op_pool_free(struct weft__endpoint *ep);
 /* End the temporary registrations of a large message; the op waits for that. */
 void weft__op_shut_regs(struct weft__op *op);
+
+/* The op of a handle and its endpoint, which is kept alive until weft__handle_put(*ep_handle); NULL
+ * and a sentence if there is none. No lock held; the op may be another one by the time there is. */
+struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
+                               weft_endpoint_t *ep_handle);
+/* weft_post; urgent: the caller is going to wait. No lock held. */
+int weft__post(weft_conn_t conn, const struct weft_xfer *xfer, bool urgent, weft_op_t *op);
 
 /* Doubly linked queues of ops through qprev/qnext. */
 struct weft__opq {
@@ -391,7 +400,7 @@ void weft__msg_orphan(struct weft__wr *wr);
 void weft__msg_arrived(struct weft__link *link, const void *data, uint64_t len);
 void weft__msg_free_all(struct weft__conn *conn);
 
-/* --- match.c: send, recv, notify ------------------------------------------------------------ */
+/* --- match.c: send and recv, and the sending of notifications ------------------------------------------------------------ */
 
 enum weft__stream_id { WEFT__STREAM_SEND, WEFT__STREAM_NOTIFY, WEFT__STREAMS };
 
@@ -458,9 +467,26 @@ void weft__match_tell_all(struct weft__endpoint *ep);
 void weft__match_init(struct weft__conn *conn);
 void weft__match_up(struct weft__conn *conn);
 void weft__match_down(struct weft__conn *conn);
+void weft__arrival_free(struct weft__arrival *arrival);
+/* For notify.c, too. One more eager message of a stream is taken: the peer is to be told. */
+void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent);
+/* How a message that the counts do not cover ended. */
+void weft__match_answer(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
+                        int status);
+/* Start the READ that fetches a large message into local pieces. -ENOMEM: it was not started. */
+int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *local,
+                      size_t nlocal, struct weft__op *parent, void (*on_end)(struct weft__op *op));
+/* How it ended. */
+int weft__match_fetched(const struct weft__op *op);
+void weft__match_count(struct weft__conn *conn, uint64_t len);
+
+/* --- notify.c: notifications that have arrived ------------------------------------------------ */
+
+/* All with the endpoint lock held. */
+void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival);
+void weft__notif_down(struct weft__conn *conn);
 /* Next notification that may be handed out, or NULL. */
 struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep);
-void weft__arrival_free(struct weft__arrival *arrival);
 
 /* --- conn.c -------------------------------------------------------------------------------- */
 

@@ -268,7 +268,7 @@ static void untell(struct weft__conn *conn)
 }
 
 /* One more eager message of this stream is taken. */
-static void take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent)
+void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent)
 {
     s->taken++;
     s->held -= len;
@@ -287,8 +287,8 @@ static void take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, 
     }
 }
 
-static void result(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
-                   int status)
+void weft__match_answer(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
+                        int status)
 {
     uint8_t body[4];
     struct weft__writer w = {body, body + sizeof body, false};
@@ -334,7 +334,7 @@ static void scatter(struct weft__op *op, const uint8_t *data, uint64_t len)
     }
 }
 
-static void count_received(struct weft__conn *conn, uint64_t len)
+void weft__match_count(struct weft__conn *conn, uint64_t len)
 {
     conn->stats.msgs_received++;
     conn->stats.bytes_received += len;
@@ -349,9 +349,9 @@ static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, ui
     if (fits)
         scatter(op, data, len);
     else
-        result(conn, WEFT__STREAM_SEND, index, WEFT_ETRUNC);
-    take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
-    count_received(conn, len);
+        weft__match_answer(conn, WEFT__STREAM_SEND, index, WEFT_ETRUNC);
+    weft__match_take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
+    weft__match_count(conn, len);
     if (fits)
         recv_end(op, len, 0, NULL);
     else
@@ -388,8 +388,8 @@ static size_t pair(const struct weft__piece *local, size_t nlocal,
 }
 
 /* The READ that fetches a large message into local pieces. -ENOMEM: nothing was started. */
-static int fetch(struct weft__arrival *arrival, const struct weft__piece *local, size_t nlocal,
-                 struct weft__op *parent, void (*on_end)(struct weft__op *op))
+int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *local,
+                      size_t nlocal, struct weft__op *parent, void (*on_end)(struct weft__op *op))
 {
     struct weft__conn *conn = arrival->conn;
     struct weft__remote remotes[WEFT__MAX_REMOTES];
@@ -419,7 +419,7 @@ static int fetch(struct weft__arrival *arrival, const struct weft__piece *local,
 }
 
 /* The sender revoked the key: it canceled the message. */
-static int fetch_status(const struct weft__op *op)
+int weft__match_fetched(const struct weft__op *op)
 {
     return op->status == WEFT_EKEY ? WEFT_ECANCELED : op->status;
 }
@@ -429,10 +429,10 @@ static void recv_fetched(struct weft__op *op)
     struct weft__op *parent = op->parent;
     struct weft__arrival *arrival = op->arrival;
     struct weft__conn *conn = op->conn;
-    int status = fetch_status(op);
+    int status = weft__match_fetched(op);
     if (conn->state != WEFT_CONN_DOWN)
-        result(conn, WEFT__STREAM_SEND, arrival->index, status);
-    count_received(conn, arrival->len);
+        weft__match_answer(conn, WEFT__STREAM_SEND, arrival->index, status);
+    weft__match_count(conn, arrival->len);
     if (status)
         weft__op_fail(parent, status,
                       status == WEFT_ECANCELED ? "the peer canceled the message" : op->text);
@@ -447,14 +447,14 @@ static void deliver_large(struct weft__op *op, struct weft__arrival *arrival)
     struct weft__conn *conn = op->conn;
     conn->stream[WEFT__STREAM_SEND].waiting--;
     if (arrival->len > op->total) {
-        result(conn, WEFT__STREAM_SEND, arrival->index, WEFT_ETRUNC);
+        weft__match_answer(conn, WEFT__STREAM_SEND, arrival->index, WEFT_ETRUNC);
         too_long(op, arrival->len);
         weft__arrival_free(arrival);
         return;
     }
     op->pending++;
-    if (fetch(arrival, op->pieces, op->npieces, op, recv_fetched)) {
-        result(conn, WEFT__STREAM_SEND, arrival->index, -ENOMEM);
+    if (weft__match_fetch(arrival, op->pieces, op->npieces, op, recv_fetched)) {
+        weft__match_answer(conn, WEFT__STREAM_SEND, arrival->index, -ENOMEM);
         weft__arrival_free(arrival);
         weft__op_fail(op, -ENOMEM, "no memory to fetch a message");
         weft__op_unpend(op);
@@ -492,149 +492,6 @@ static void arrived_send(struct weft__conn *conn, struct weft__arrival *arrival)
     conn->stats.msgs_unexpected++;
     *s->arrivals_tail = arrival;
     s->arrivals_tail = &arrival->next;
-}
-
-/* --- notifications --------------------------------------------------------------------------- */
-
-static void notif_queue(struct weft__endpoint *ep, struct weft__arrival *arrival)
-{
-    *ep->notifs_tail = arrival;
-    ep->notifs_tail = &arrival->next;
-}
-
-/* Take the oldest notification of a conn whose sender does not know yet that it is here. */
-static void notif_take_first(struct weft__conn *conn)
-{
-    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
-    struct weft__arrival *first = s->untaken;
-    s->untaken = first->untaken_next;
-    if (!s->untaken)
-        s->untaken_tail = NULL;
-    first->untaken = false;
-    take(conn, s, first->len, first->urgent);
-}
-
-/* Take what a conn's peer sent, as far as the queue has room for more. */
-static void notif_take(struct weft__conn *conn)
-{
-    while (conn->stream[WEFT__STREAM_NOTIFY].untaken &&
-           conn->ep->notif_bytes <= conn->ep->notif_limit)
-        notif_take_first(conn);
-}
-
-static void notif_fetched(struct weft__op *op)
-{
-    struct weft__arrival *arrival = op->arrival;
-    struct weft__conn *conn = op->conn;
-    int status = fetch_status(op);
-    if (conn->state != WEFT_CONN_DOWN)
-        result(conn, WEFT__STREAM_NOTIFY, arrival->index, status);
-    else
-        arrival->conn = NULL;
-    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
-    arrival->fetching = false;
-    arrival->ready = status == 0;
-    arrival->dropped = status != 0;
-    count_received(conn, arrival->len);
-    weft__changed(conn->ep);
-}
-
-/* Fetch a large notification if the queue has room for it. */
-static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival)
-{
-    struct weft__conn *conn = arrival->conn;
-    if (!conn || ep->notif_bytes + arrival->len > ep->notif_limit) {
-        ep->notifs_stalled = true;
-        return;
-    }
-    arrival->data = malloc(arrival->len);
-    struct weft__piece piece = {.addr = arrival->data, .len = arrival->len};
-    if (arrival->data && fetch(arrival, &piece, 1, NULL, notif_fetched) == 0) {
-        ep->notif_bytes += arrival->len;
-        arrival->counted = true;
-        return;
-    }
-    arrival->dropped = true;
-    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
-    result(conn, WEFT__STREAM_NOTIFY, arrival->index, -ENOMEM);
-}
-
-static void arrived_notify(struct weft__conn *conn, struct weft__arrival *arrival)
-{
-    struct weft__endpoint *ep = conn->ep;
-    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
-    if (arrival->large && arrival->len > ep->notif_limit) {
-        s->waiting--;
-        result(conn, WEFT__STREAM_NOTIFY, arrival->index, WEFT_ELIMIT);
-        weft__arrival_free(arrival);
-        return;
-    }
-    notif_queue(ep, arrival);
-    if (arrival->large) {
-        notif_fetch(ep, arrival);
-        return;
-    }
-    arrival->ready = true;
-    arrival->counted = arrival->untaken = true;
-    ep->notif_bytes += arrival->len;
-    if (s->untaken)
-        s->untaken_tail->untaken_next = arrival;
-    else
-        s->untaken = arrival;
-    s->untaken_tail = arrival;
-    count_received(conn, arrival->len);
-    notif_take(conn);
-    weft__changed(ep);
-}
-
-static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
-{
-    struct weft__arrival *arrival = *at;
-    *at = arrival->next;
-    if (!arrival->next)
-        ep->notifs_tail = at;
-    if (arrival->counted)
-        ep->notif_bytes -= arrival->len;
-}
-
-/* The queue has room again. */
-static void notif_resume(struct weft__endpoint *ep)
-{
-    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
-        if (conn->stream[WEFT__STREAM_NOTIFY].untaken)
-            notif_take(conn);
-    ep->notifs_stalled = false;
-    for (struct weft__arrival *a = ep->notifs; a; a = a->next)
-        if (a->large && !a->fetching && !a->ready && !a->dropped)
-            notif_fetch(ep, a);
-}
-
-struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
-{
-    uint64_t scan = ++ep->notif_scan;
-    for (struct weft__arrival **at = &ep->notifs; *at;) {
-        struct weft__arrival *arrival = *at;
-        if (arrival->dropped) {
-            notif_unlink(ep, at);
-            weft__arrival_free(arrival);
-            continue;
-        }
-        /* notifications of a conn keep their order: one that is not complete holds up the rest */
-        bool behind = arrival->conn && arrival->conn->notif_scan == scan;
-        if (arrival->ready && !behind) {
-            bool was_full = ep->notif_bytes > ep->notif_limit || ep->notifs_stalled;
-            notif_unlink(ep, at);
-            if (arrival->untaken) /* then it is the first of its conn */
-                notif_take_first(arrival->conn);
-            if (was_full)
-                notif_resume(ep);
-            return arrival;
-        }
-        if (arrival->conn)
-            arrival->conn->notif_scan = scan;
-        at = &arrival->next;
-    }
-    return NULL;
 }
 
 /* --- arrivals of both streams ----------------------------------------------------------------- */
@@ -719,7 +576,7 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
     if (head->stream == WEFT__STREAM_SEND)
         arrived_send(conn, arrival);
     else
-        arrived_notify(conn, arrival);
+        weft__notif_arrived(conn, arrival);
     return 0;
 }
 
@@ -741,14 +598,5 @@ void weft__match_down(struct weft__conn *conn)
     }
     if (conn->telling)
         untell(conn);
-    /* what is complete can still be read; fetches that are under way end with their op */
-    for (struct weft__arrival *a = conn->ep->notifs; a; a = a->next) {
-        if (a->conn != conn)
-            continue;
-        a->untaken = false;
-        if (!a->ready && !a->fetching)
-            a->dropped = true;
-        if (!a->fetching)
-            a->conn = NULL;
-    }
+    weft__notif_down(conn);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Operations: from weft_post to the status the caller reads.
+ * Operations: from weft_post to the end. wait.c has what callers do with them in between.
  *
  * An op is in at most one queue (op->where) and counts in op->pending what it waits for: cmds in
  * flight, messages the peer has not taken, deregistrations. It is done when it is in no queue and
@@ -47,6 +47,22 @@ static int pool_grow(void)
     }
     atomic_store_explicit(&chunks[nchunks++], chunk, memory_order_release);
     return 0;
+}
+
+struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
+                               weft_endpoint_t *ep_handle)
+{
+    struct weft__op *op = weft__handle_is(handle, WEFT__OP) ? slot_at(weft__handle_slot(handle))
+                                                            : NULL;
+    if (op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle) {
+        *ep_handle = atomic_load_explicit(&op->ep_handle, memory_order_relaxed);
+        *ep = weft__handle_get(*ep_handle, WEFT__ENDPOINT);
+        if (*ep)
+            return op;
+    }
+    weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an operation that has not been read",
+              (unsigned long long)handle);
+    return NULL;
 }
 
 /* Give the endpoint a chunk's worth of free ops. */
@@ -284,6 +300,20 @@ void weft__op_abort(struct weft__op *op, int status, const char *text)
     weft__op_fail(op, status, text);
     leave_queue(op);
     weft__op_settle(op);
+}
+
+void weft__op_cancel(struct weft__op *op)
+{
+    struct weft__conn *conn = op->conn;
+    if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ)
+        return; /* its message is on the way: too late */
+    op->canceled = true;
+    weft__op_fail(op, WEFT_ECANCELED, "canceled");
+    /* one hold, so that the op does not end below us */
+    op->pending++;
+    weft__stripe_drop(conn, op, WEFT_ECANCELED, NULL);
+    leave_queue(op);
+    weft__op_unpend(op);
 }
 
 /* --- weft_post -------------------------------------------------------------------------------- */
@@ -554,7 +584,7 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     return 0;
 }
 
-static int post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, weft_op_t *out)
+int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, weft_op_t *out)
 {
     struct weft_xfer x = {0};
     if (!xfer)
@@ -586,241 +616,5 @@ static int post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, w
 
 int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op)
 {
-    return post(conn, xfer, false, op);
-}
-
-/* --- waiting ---------------------------------------------------------------------------------- */
-
-/* The op and its endpoint, which is kept alive until weft__handle_put(*ep_handle). */
-static struct weft__op *find(weft_op_t handle, struct weft__endpoint **ep,
-                             weft_endpoint_t *ep_handle)
-{
-    struct weft__op *op = weft__handle_is(handle, WEFT__OP) ? slot_at(weft__handle_slot(handle))
-                                                            : NULL;
-    if (op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle) {
-        *ep_handle = atomic_load_explicit(&op->ep_handle, memory_order_relaxed);
-        *ep = weft__handle_get(*ep_handle, WEFT__ENDPOINT);
-        if (*ep)
-            return op;
-    }
-    weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an operation that has not been read",
-              (unsigned long long)handle);
-    return NULL;
-}
-
-static void copy_status(const struct weft__op *op, struct weft_op_status *status)
-{
-    if (!status)
-        return;
-    status->status = op->status;
-    status->bytes = op->bytes;
-    memcpy(status->text, op->text, sizeof status->text);
-}
-
-/* If the op is done: its status, and the handle is gone. 1 done, 0 not yet, or WEFT_EHANDLE. */
-static int retire(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle,
-                  struct weft_op_status *status, int *result)
-{
-    pthread_mutex_lock(&ep->lock);
-    int rc = 1;
-    if (op->handle != handle) {
-        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    } else if (!op->done) {
-        rc = 0;
-    } else {
-        *result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
-        copy_status(op, status);
-        weft__op_free(op);
-    }
-    pthread_mutex_unlock(&ep->lock);
-    return rc;
-}
-
-int weft_op_poll(weft_op_t handle, struct weft_op_status *status)
-{
-    struct weft__endpoint *ep;
-    weft_endpoint_t ep_handle;
-    struct weft__op *op = find(handle, &ep, &ep_handle);
-    if (!op)
-        return WEFT_EHANDLE;
-    /* pairs with the release in finish */
-    if (!atomic_load_explicit(&op->done, memory_order_acquire))
-        weft__progress(ep);
-    int rc = 0, result = 0;
-    if (atomic_load_explicit(&op->done, memory_order_acquire))
-        rc = retire(ep, op, handle, status, &result);
-    weft__handle_put(ep_handle);
-    return rc == 1 ? (result ? result : 1) : rc;
-}
-
-struct op_wait {
-    struct weft__op *op;
-    weft_op_t handle;
-};
-
-static bool op_ready(void *arg)
-{
-    struct op_wait *w = arg;
-    return w->op->handle != w->handle || w->op->done;
-}
-
-int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status)
-{
-    struct weft__endpoint *ep;
-    weft_endpoint_t ep_handle;
-    struct weft__op *op = find(handle, &ep, &ep_handle);
-    if (!op)
-        return WEFT_EHANDLE;
-    struct op_wait w = {op, handle};
-    weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
-    int result = 0, rc = retire(ep, op, handle, status, &result);
-    weft__tell(ep); /* this thread may not be back soon */
-    weft__handle_put(ep_handle);
-    if (rc == 0) {
-        if (status)
-            *status = (struct weft_op_status){.status = WEFT_EAGAIN};
-        return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
-    }
-    return rc < 0 ? rc : result;
-}
-
-/* Endpoint lock held. */
-static void cancel(struct weft__op *op)
-{
-    struct weft__conn *conn = op->conn;
-    if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ)
-        return; /* its message is on the way: too late */
-    op->canceled = true;
-    weft__op_fail(op, WEFT_ECANCELED, "canceled");
-    /* one hold, so that the op does not end below us */
-    op->pending++;
-    weft__stripe_drop(conn, op, WEFT_ECANCELED, NULL);
-    leave_queue(op);
-    weft__op_unpend(op);
-}
-
-int weft_op_cancel(weft_op_t handle)
-{
-    struct weft__endpoint *ep;
-    weft_endpoint_t ep_handle;
-    struct weft__op *op = find(handle, &ep, &ep_handle);
-    if (!op)
-        return WEFT_EHANDLE;
-    int rc = 0;
-    pthread_mutex_lock(&ep->lock);
-    if (op->handle != handle)
-        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    else if (!op->done)
-        cancel(op);
-    pthread_mutex_unlock(&ep->lock);
-    weft__kick_all(ep);
-    weft__handle_put(ep_handle);
-    return rc;
-}
-
-/* --- blocking forms --------------------------------------------------------------------------- */
-
-/* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */
-static int recover(weft_conn_t handle, weft_op_t op, struct weft_op_status *status)
-{
-    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
-    weft_op_cancel(op);
-    int grace = conn ? (int)(conn->ep->grace_ns / 1000000u) : 0;
-    int rc = weft_op_wait(op, grace, status);
-    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
-        if (conn) {
-            pthread_mutex_lock(&conn->ep->lock);
-            weft__conn_down(conn, WEFT_ETIMEOUT, "a blocking call had to take its memory back");
-            pthread_mutex_unlock(&conn->ep->lock);
-            weft__kick_all(conn->ep);
-        }
-        rc = weft_op_wait(op, WEFT_FOREVER, status);
-    }
-    if (conn)
-        weft__handle_put(handle);
-    return rc;
-}
-
-int64_t weft_transfer(weft_conn_t conn, const struct weft_xfer *xfer, int timeout_ms,
-                      struct weft_op_status *status)
-{
-    struct weft_op_status own;
-    if (!status)
-        status = &own;
-    memset(status, 0, sizeof *status);
-    weft_op_t op;
-    int rc = post(conn, xfer, true, &op);
-    if (rc) {
-        status->status = rc;
-        snprintf(status->text, sizeof status->text, "%s", weft_last_error());
-        return rc;
-    }
-    rc = weft_op_wait(op, timeout_ms, status);
-    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
-        rc = recover(conn, op, status);
-        if (rc == WEFT_ECANCELED || rc == WEFT_ETIMEOUT)
-            rc = weft_fail(status->status = WEFT_ETIMEOUT, "not done after %d ms, and canceled",
-                           timeout_ms);
-    }
-    return rc < 0 ? rc : (int64_t)status->bytes;
-}
-
-static int64_t transfer_one(weft_conn_t conn, enum weft_xfer_op op, void *addr, size_t len,
-                            const struct weft_remote *remote, uint64_t offset, int timeout_ms)
-{
-    struct weft_local local = {.addr = addr, .len = len};
-    bool one_sided = op == WEFT_XFER_WRITE || op == WEFT_XFER_READ;
-    if (one_sided && !remote)
-        return refuse("remote is NULL");
-    return weft_transfer(conn,
-                         WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1,
-                                   .remote = one_sided ? remote : NULL,
-                                   .nremote = one_sided ? 1 : 0,
-                                   .remote_offset = one_sided ? &offset : NULL),
-                         timeout_ms, NULL);
-}
-
-int64_t weft_write(weft_conn_t conn, const void *addr, size_t len,
-                   const struct weft_remote *remote, uint64_t offset, int timeout_ms)
-{
-    return transfer_one(conn, WEFT_XFER_WRITE, (void *)(uintptr_t)addr, len, remote, offset,
-                        timeout_ms);
-}
-
-int64_t weft_read(weft_conn_t conn, void *addr, size_t len, const struct weft_remote *remote,
-                  uint64_t offset, int timeout_ms)
-{
-    return transfer_one(conn, WEFT_XFER_READ, addr, len, remote, offset, timeout_ms);
-}
-
-int64_t weft_send(weft_conn_t conn, const void *addr, size_t len, int timeout_ms)
-{
-    return transfer_one(conn, WEFT_XFER_SEND, (void *)(uintptr_t)addr, len, NULL, 0, timeout_ms);
-}
-
-int64_t weft_recv(weft_conn_t conn, void *addr, size_t len, int timeout_ms)
-{
-    return transfer_one(conn, WEFT_XFER_RECV, addr, len, NULL, 0, timeout_ms);
-}
-
-int weft_add(weft_conn_t conn, const struct weft_remote *remote, uint64_t offset, uint64_t value,
-             uint64_t *result, int timeout_ms)
-{
-    if (!remote)
-        return refuse("remote is NULL");
-    int64_t rc = weft_transfer(conn,
-                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_ADD, .remote = remote,
-                                         .nremote = 1, .remote_offset = &offset, .value = value,
-                                         .result = result),
-                               timeout_ms, NULL);
-    return rc < 0 ? (int)rc : 0;
-}
-
-int weft_notify(weft_conn_t conn, const void *data, size_t len, int timeout_ms)
-{
-    int64_t rc = weft_transfer(conn,
-                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY,
-                                         .notify = data || len ? data : "", .notify_len = len),
-                               timeout_ms, NULL);
-    return rc < 0 ? (int)rc : 0;
+    return weft__post(conn, xfer, false, op);
 }

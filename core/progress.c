@@ -23,7 +23,7 @@
 #define BOOT_IDLE_NS 20000u /* idle time between looks: they are a system call each */
 #define BLIND_NS 1000000u   /* sleep when a nic has no descriptor */
 #define LONGEST_SLEEP_NS 1000000000u
-#define ASIDE_NS 50000u         /* how long the thread steps aside for a caller that drives */
+#define ASIDE_NS 50000u /* how long the thread steps aside for a caller that drives */
 
 uint64_t weft__deadline(int timeout_ms)
 {

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Notifications that have arrived: the endpoint's queue.
+ *
+ * Those of one conn come out in the order they were sent. A sender is told that its notification
+ * was taken when it is in the queue, unless the queue holds more than WEFT_NOTIFY_QUEUE bytes:
+ * then when there is room again. A large one is fetched when there is room for it.
+ *
+ * The endpoint lock is held in every function here.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static void notif_queue(struct weft__endpoint *ep, struct weft__arrival *arrival)
+{
+    *ep->notifs_tail = arrival;
+    ep->notifs_tail = &arrival->next;
+}
+
+/* Take the oldest notification of a conn whose sender does not know yet that it is here. */
+static void notif_take_first(struct weft__conn *conn)
+{
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
+    struct weft__arrival *first = s->untaken;
+    s->untaken = first->untaken_next;
+    if (!s->untaken)
+        s->untaken_tail = NULL;
+    first->untaken = false;
+    weft__match_take(conn, s, first->len, first->urgent);
+}
+
+/* Take what a conn's peer sent, as far as the queue has room for more. */
+static void notif_take(struct weft__conn *conn)
+{
+    while (conn->stream[WEFT__STREAM_NOTIFY].untaken &&
+           conn->ep->notif_bytes <= conn->ep->notif_limit)
+        notif_take_first(conn);
+}
+
+static void notif_fetched(struct weft__op *op)
+{
+    struct weft__arrival *arrival = op->arrival;
+    struct weft__conn *conn = op->conn;
+    int status = weft__match_fetched(op);
+    if (conn->state != WEFT_CONN_DOWN)
+        weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, status);
+    else
+        arrival->conn = NULL;
+    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
+    arrival->fetching = false;
+    arrival->ready = status == 0;
+    arrival->dropped = status != 0;
+    weft__match_count(conn, arrival->len);
+    weft__changed(conn->ep);
+}
+
+/* Fetch a large notification if the queue has room for it. */
+static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival)
+{
+    struct weft__conn *conn = arrival->conn;
+    if (!conn || ep->notif_bytes + arrival->len > ep->notif_limit) {
+        ep->notifs_stalled = true;
+        return;
+    }
+    arrival->data = malloc(arrival->len);
+    struct weft__piece piece = {.addr = arrival->data, .len = arrival->len};
+    if (arrival->data && weft__match_fetch(arrival, &piece, 1, NULL, notif_fetched) == 0) {
+        ep->notif_bytes += arrival->len;
+        arrival->counted = true;
+        return;
+    }
+    arrival->dropped = true;
+    conn->stream[WEFT__STREAM_NOTIFY].waiting--;
+    weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, -ENOMEM);
+}
+
+void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival)
+{
+    struct weft__endpoint *ep = conn->ep;
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
+    if (arrival->large && arrival->len > ep->notif_limit) {
+        s->waiting--;
+        weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, WEFT_ELIMIT);
+        weft__arrival_free(arrival);
+        return;
+    }
+    notif_queue(ep, arrival);
+    if (arrival->large) {
+        notif_fetch(ep, arrival);
+        return;
+    }
+    arrival->ready = true;
+    arrival->counted = arrival->untaken = true;
+    ep->notif_bytes += arrival->len;
+    if (s->untaken)
+        s->untaken_tail->untaken_next = arrival;
+    else
+        s->untaken = arrival;
+    s->untaken_tail = arrival;
+    weft__match_count(conn, arrival->len);
+    notif_take(conn);
+    weft__changed(ep);
+}
+
+static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
+{
+    struct weft__arrival *arrival = *at;
+    *at = arrival->next;
+    if (!arrival->next)
+        ep->notifs_tail = at;
+    if (arrival->counted)
+        ep->notif_bytes -= arrival->len;
+}
+
+/* The queue has room again. */
+static void notif_resume(struct weft__endpoint *ep)
+{
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
+        if (conn->stream[WEFT__STREAM_NOTIFY].untaken)
+            notif_take(conn);
+    ep->notifs_stalled = false;
+    for (struct weft__arrival *a = ep->notifs; a; a = a->next)
+        if (a->large && !a->fetching && !a->ready && !a->dropped)
+            notif_fetch(ep, a);
+}
+
+struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
+{
+    uint64_t scan = ++ep->notif_scan;
+    for (struct weft__arrival **at = &ep->notifs; *at;) {
+        struct weft__arrival *arrival = *at;
+        if (arrival->dropped) {
+            notif_unlink(ep, at);
+            weft__arrival_free(arrival);
+            continue;
+        }
+        /* notifications of a conn keep their order: one that is not complete holds up the rest */
+        bool behind = arrival->conn && arrival->conn->notif_scan == scan;
+        if (arrival->ready && !behind) {
+            bool was_full = ep->notif_bytes > ep->notif_limit || ep->notifs_stalled;
+            notif_unlink(ep, at);
+            if (arrival->untaken) /* then it is the first of its conn */
+                notif_take_first(arrival->conn);
+            if (was_full)
+                notif_resume(ep);
+            return arrival;
+        }
+        if (arrival->conn)
+            arrival->conn->notif_scan = scan;
+        at = &arrival->next;
+    }
+    return NULL;
+}
+
+/* What is complete can still be read; fetches that are under way end with their op. */
+void weft__notif_down(struct weft__conn *conn)
+{
+    for (struct weft__arrival *a = conn->ep->notifs; a; a = a->next) {
+        if (a->conn != conn)
+            continue;
+        a->untaken = false;
+        if (!a->ready && !a->fetching)
+            a->dropped = true;
+        if (!a->fetching)
+            a->conn = NULL;
+    }
+}
