@@ -204,6 +204,14 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     weft__changed(conn->ep);
 }
 
+void weft__conn_fill(struct weft__conn *conn)
+{
+    if (conn->outq)
+        weft__msg_fill(conn);
+    if (conn->todo.head || conn->resend)
+        weft__stripe_fill(conn);
+}
+
 /* --- links ----------------------------------------------------------------------------------- */
 
 void weft__link_shut(struct weft__link *link, int status)

@@ -552,6 +552,8 @@ void weft__conn_free(struct weft__conn *conn);
 void weft__conn_reap(struct weft__endpoint *ep);
 void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
 void weft__conn_up(struct weft__conn *conn);
+/* A link has room again, which a cmd of either kind may have taken: for what waits of both. */
+void weft__conn_fill(struct weft__conn *conn);
 /* Take a conn down and wait until nothing but its handle is left. No lock held. politely: first
  * let the peer have what it waits for. */
 void weft__conn_close(struct weft__conn *conn, bool politely);

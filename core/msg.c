@@ -198,8 +198,7 @@ void weft__msg_done(struct weft__wr *wr, const struct weft_comp *comp)
         weft__conn_down(conn, comp->status, "a message could not be sent: %s",
                         weft_strerror(comp->status));
     msg_free(msg);
-    if (conn->outq)
-        weft__msg_fill(conn);
+    weft__conn_fill(conn);
     if (conn->ep->waiters || conn->ep->leader)
         weft__changed(conn->ep); /* who closes the conn waits for this */
 }

@@ -217,8 +217,7 @@ void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
     }
     weft__wr_free(op->ep, wr);
     weft__op_unpend(op);
-    if (conn->todo.head || conn->resend)
-        weft__stripe_fill(conn);
+    weft__conn_fill(conn);
 }
 
 static void end_orphan(struct weft__wr *wr, int status, const char *text)

@@ -165,6 +165,27 @@ static void many_in_flight(void **state)
     duo_check(d, far, 0, N * LEN, 1);
 }
 
+/* Far more than a link takes at once, of one kind, and then of the other: all get their turn. */
+static void behind_thousands_of_the_other_kind(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 3000 };
+    struct area near = duo_area(d, A, 64, 0, 0), far = duo_area(d, B, 64, 0, 0);
+    struct weft_local local = area_local(near, 0, 64);
+    struct weft_xfer write = xfer(WEFT_XFER_WRITE, &local, &far.remote);
+    struct weft_xfer notify = {.struct_size = sizeof notify, .op = WEFT_XFER_NOTIFY,
+                               .notify = "", .notify_len = 0};
+    weft_op_t op;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < N; i++)
+            WEFT_OK(weft_post(d->conn, round ? &write : &notify, NULL));
+        WEFT_OK(weft_post(d->conn, round ? &notify : &write, &op));
+        duo_wait(d, A, op, 0);
+    }
+    for (int i = 0; i < N + 1; i++)
+        duo_notif(d, B, 0, 0, 0);
+}
+
 static void poll_tells_once(void **state)
 {
     struct duo *d = *state;
@@ -361,6 +382,7 @@ int main(void)
         IN_BOTH(lists_of_thousands),
         IN_BOTH(arrays_are_the_callers_after_post),
         IN_BOTH(many_in_flight),
+        IN_BOTH(behind_thousands_of_the_other_kind),
         IN_BOTH(poll_tells_once),
         IN_BOTH(nobody_asks),
         IN_BOTH(wait_gives_up_and_the_handle_lives),
