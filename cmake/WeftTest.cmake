@@ -9,9 +9,10 @@
 #   weft_add_test_library(NAME SOURCES file...)
 #       What several test programs share, compiled once; they name it under LIBRARIES.
 #
-#   weft_add_contract_test(FILE [LIBRARIES target...] [LABELS ...] [TIMEOUT ...])
+#   weft_add_contract_test(FILE [LIBRARIES target...] [LABELS ...] [TIMEOUT ...] [HIDDEN])
 #       tests/contract/FILE.c, once for each built transport and GPU backend: contract.FILE.tcp.host
-#       and, under the fault decorator with reordering, contract.FILE.tcp.host.fault. The program
+#       and, under the fault decorator with reordering, contract.FILE.tcp.host.fault; with HIDDEN
+#       also contract.FILE.tcp.host.hidden, where the nic lacks what core can emulate. The program
 #       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU, WEFT_TEST_FAULT and WEFT_TEST_NO_SKIP.
 #
 #   weft_add_gpu_test(FILE)
@@ -23,6 +24,8 @@
 set(WEFT_TEST_TIMEOUT 60)
 # Reorders and delays (microseconds) completions, and accepts one post of five only in part.
 set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
+# A nic without the operations that core makes up for.
+set(WEFT_TEST_HIDDEN "seed=2,reorder=4,hide=add64+write_imm+fence")
 # Tests ask for more memory than there is, to see that it is an error.
 set(WEFT_TEST_ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1"
     "TSAN_OPTIONS=allocator_may_return_null=1")
@@ -81,7 +84,7 @@ function(weft_add_test name)
 endfunction()
 
 function(weft_add_contract_test file)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "LIBRARIES;LABELS")
+    cmake_parse_arguments(PARSE_ARGV 1 arg "HIDDEN" "TIMEOUT" "LIBRARIES;LABELS")
     weft__test_program(contract_${file} SOURCES contract/${file}.c LIBRARIES ${arg_LIBRARIES})
     get_property(transports GLOBAL PROPERTY WEFT_TRANSPORT_TESTED)
     get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
@@ -92,6 +95,11 @@ function(weft_add_contract_test file)
             set(pair WEFT_TEST_TRANSPORT=${transport} WEFT_TEST_GPU=${gpu})
             weft__test_entry(${name} contract_${file} TIMEOUT ${arg_TIMEOUT}
                              LABELS contract ${arg_LABELS} ENVIRONMENT ${pair})
+            if(fault IN_LIST built AND arg_HIDDEN)
+                weft__test_entry(${name}.hidden contract_${file} TIMEOUT ${arg_TIMEOUT}
+                                 LABELS contract fault ${arg_LABELS}
+                                 ENVIRONMENT ${pair} WEFT_TEST_FAULT=${WEFT_TEST_HIDDEN})
+            endif()
             if(fault IN_LIST built)
                 weft__test_entry(${name}.fault contract_${file} TIMEOUT ${arg_TIMEOUT}
                                  LABELS contract fault ${arg_LABELS}

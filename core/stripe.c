@@ -140,6 +140,7 @@ static int add_by_message(struct weft__op *op)
     weft__put_u64(&w, op->pieces[0].rkey);
     weft__put_u64(&w, op->value);
     struct weft__msg_head head = {.type = WEFT__MSG_ADD};
+    weft__opq_remove(&op->conn->todo, op); /* the list of adds goes through qnext, too */
     op->next_piece = op->npieces;
     op->pending++;
     op->qnext = op->conn->adds;
@@ -176,7 +177,9 @@ void weft__stripe_fill(struct weft__conn *conn)
             !(link->lane->nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64))) {
             if (add_by_message(op))
                 return; /* the conn is down, and the op with it */
-        } else if (link) {
+            continue;
+        }
+        if (link) {
             struct weft__wr *wr = next_wr(op, link);
             if (wr)
                 assign(wr, link);

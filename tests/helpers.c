@@ -72,11 +72,6 @@ const char *test_fault(void)
     return spec ? spec : "";
 }
 
-bool test_faulty(void)
-{
-    return strstr(test_fault(), "reorder") || strstr(test_fault(), "delay");
-}
-
 /* --- time ---------------------------------------------------------------------------------- */
 
 uint64_t test_deadline(void)

@@ -77,8 +77,6 @@ void test_need(bool there, const char *what);
 
 const char *test_transport(void);
 const char *test_fault(void);
-/* True while the decorator shuffles completions: then nothing is ordered. */
-bool test_faulty(void);
 
 /* --- time ---------------------------------------------------------------------------------- */
 
