@@ -36,8 +36,11 @@ static void watch(struct weft__boot *boot, int op)
 
 static void close_fd(struct weft__boot *boot)
 {
-    if (boot->fd >= 0)
-        close(boot->fd);
+    if (boot->fd < 0)
+        return;
+    /* closing is not enough: a child of this process may hold the socket open */
+    epoll_ctl(boot->ep->boot_epoll, EPOLL_CTL_DEL, boot->fd, NULL);
+    close(boot->fd);
     boot->fd = -1;
 }
 

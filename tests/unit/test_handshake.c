@@ -9,6 +9,7 @@
 #include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -222,6 +223,39 @@ static void many_silent_strangers(void **state)
     still_serves();
 }
 
+/* A child that does not exec holds the server's sockets open; what comes over one that the server
+ * has closed must not find the object it belonged to. */
+static void a_child_holds_the_socket(void **state)
+{
+    (void)state;
+    int fds[8], ends[2];
+    char byte;
+    for (int i = 0; i < 8; i++)
+        fds[i] = dial();
+    still_serves(); /* so the server has taken them all */
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) != 0);
+    }
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send(fds[i], "GET / HTTP/1.1\r\n\r\n", 18, MSG_NOSIGNAL), 18);
+    still_serves();
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(send(fds[i], "more", 4, MSG_NOSIGNAL), 4);
+    still_serves();
+    still_serves();
+    close(ends[0]);
+    close(ends[1]);
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    for (int i = 0; i < 8; i++)
+        close(fds[i]);
+}
+
 static void a_silent_listener_is_given_up(void **state)
 {
     (void)state;
@@ -259,6 +293,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(an_unknown_transport_is_declined, open_server,
                                         close_server),
         cmocka_unit_test_setup_teardown(many_silent_strangers, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_child_holds_the_socket, open_server, close_server),
         cmocka_unit_test_setup_teardown(a_silent_listener_is_given_up, open_server, close_server),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
