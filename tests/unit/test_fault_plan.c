@@ -15,7 +15,8 @@ static void every_item(void **state)
     (void)state;
     struct fault_plan plan;
     assert_int_equal(fault_plan_parse(&plan, "seed=42,reorder=8,delay=100,partial=30,fail=5:-7,"
-                                             "cut=10:2,hide=add64+write_imm,connectfail=3,nofd"),
+                                             "cut=10:2,cutnic=3,hide=add64+write_imm,"
+                                             "connectfail=3,nofd"),
                      0);
     assert_int_equal(plan.random, 42);
     assert_int_equal(plan.reorder, 8);
@@ -25,6 +26,7 @@ static void every_item(void **state)
     assert_int_equal(plan.fail_code, -7);
     assert_int_equal(plan.cut, 10);
     assert_int_equal(plan.cut_link, 2);
+    assert_int_equal(plan.cut_nic, 3);
     assert_int_equal(plan.hide, WEFT_OP_BIT(WEFT_OP_ADD64) | WEFT_OP_BIT(WEFT_OP_WRITE_IMM));
     assert_int_equal(plan.connectfail, 3);
     assert_true(plan.nofd);
@@ -46,12 +48,37 @@ static void wrong_items(void **state)
 {
     (void)state;
     static const char *const wrong[] = {
-        "seed=",       "seed=x",     "seed=-1",     "seed=1x",        "reorder",
-        "reorder=257", "reorder=-1", "delay=1e3",   "partial=91",     "partial=5%",
-        "fail=0",      "fail=1:",    "fail=1:5",    "fail=1:-5x",     "cut=0",
-        "cut=1:0",     "cut=1:2:3",  "hide=",       "hide=recv",      "hide=write+",
-        "hide=+write", "hide=Write", "hide=writes", "hide=link_down", "connectfail=-1",
-        "nofd=1",      "nofd ",      "order=1",     " seed=1",        "seed=99999999999999999999",
+        "seed=",
+        "seed=x",
+        "seed=-1",
+        "seed=1x",
+        "reorder",
+        "reorder=257",
+        "reorder=-1",
+        "delay=1e3",
+        "partial=91",
+        "partial=5%",
+        "fail=0",
+        "fail=1:",
+        "fail=1:5",
+        "fail=1:-5x",
+        "cut=0",
+        "cut=1:0",
+        "cut=1:2:3",
+        "cutnic=0",
+        "hide=",
+        "hide=recv",
+        "hide=write+",
+        "hide=+write",
+        "hide=Write",
+        "hide=writes",
+        "hide=link_down",
+        "connectfail=-1",
+        "nofd=1",
+        "nofd ",
+        "order=1",
+        " seed=1",
+        "seed=99999999999999999999",
     };
     struct fault_plan plan;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {

@@ -88,6 +88,8 @@ static int fault_wrap(const struct weft_transport *inner, const char *spec,
     if (!nic)
         return weft_fail(-ENOMEM, "fault: no memory for a nic");
     int rc = fault_plan_parse(&nic->plan, spec);
+    if (nic->plan.cut_nic && nic->plan.cut_nic != (uint32_t)opts->lane + 1)
+        nic->plan.cut = 0;
     if (!rc)
         rc = inner->ops->open(opts, &nic->inner);
     if (rc) {

@@ -29,6 +29,7 @@ struct fault_plan {
     int fail_code;
     uint64_t cut;      /* cmds after which a link is cut; 0: never */
     uint32_t cut_link; /* number of the only link that is cut, from 1; 0: each */
+    uint32_t cut_nic;  /* number of the only lane whose nic cuts, from 1; 0: each */
     uint32_t hide;     /* op mask */
     uint32_t connectfail;
     bool nofd;

@@ -90,6 +90,11 @@ static bool parse_cut(struct fault_plan *plan, const char *text)
     return ok;
 }
 
+static bool parse_cutnic(struct fault_plan *plan, const char *text)
+{
+    return take_u32(text, 1, INT32_MAX, &plan->cut_nic);
+}
+
 static bool hide_one(struct fault_plan *plan, const char *name, size_t len)
 {
     for (int op = 0; op < WEFT_OP_LINK_DOWN; op++) {
@@ -136,6 +141,7 @@ static const struct item {
     {"partial=", parse_partial, "partial=P, P up to 90 percent"},
     {"fail=", parse_fail, "fail=N or fail=N:CODE, CODE a negative number"},
     {"cut=", parse_cut, "cut=N or cut=N:K, from 1"},
+    {"cutnic=", parse_cutnic, "cutnic=L, from 1"},
     {"hide=", parse_hide,
      "hide=OP or hide=OP+OP, OP one of send write write_imm read add64 fence"},
     {"connectfail=", parse_connectfail, "connectfail=N"},
