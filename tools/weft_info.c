@@ -119,19 +119,29 @@ static int count_usable(void)
     return usable;
 }
 
+static int print_text(bool config, bool verbose)
+{
+    int rc = EXIT_OK;
+    if (config) {
+        print_config();
+    } else {
+        printf("weft %s\n\n", weft_version());
+        rc = print_transports(verbose) ? EXIT_OK : EXIT_FAILED;
+        printf("\n");
+        print_gpus(verbose);
+    }
+    errno = 0; /* ferror knows of an earlier failure only that there was one */
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return rc;
+    message("cannot write: %s", errno ? strerror(errno) : "output was lost");
+    return EXIT_FAILED;
+}
+
 static int print_all(bool config, bool json, bool verbose)
 {
     if (json)
         return print_json() || !count_usable() ? EXIT_FAILED : EXIT_OK;
-    if (config) {
-        print_config();
-        return EXIT_OK;
-    }
-    printf("weft %s\n\n", weft_version());
-    int usable = print_transports(verbose);
-    printf("\n");
-    print_gpus(verbose);
-    return usable ? EXIT_OK : EXIT_FAILED;
+    return print_text(config, verbose);
 }
 
 int main(int argc, char **argv)
