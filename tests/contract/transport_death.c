@@ -24,6 +24,33 @@ static void the_other_end_sees_one_link_down(void **state)
     assert_false(pair_link_state(p, A, 0).down);
 }
 
+/* Closing ends a link also while a child of this process, which did not exec, holds copies of all
+ * its descriptors. */
+static void a_child_does_not_keep_a_link_open(void **state)
+{
+    struct pair *p = *state;
+    int ends[2];
+    char byte;
+    pair_link(p, A);
+    pair_link(p, B);
+    CHECK(!pipe(ends), "pipe: %m");
+    pid_t child = fork();
+    CHECK(child >= 0, "fork: %m");
+    if (child == 0) {
+        close(ends[1]);
+        _exit(read(ends[0], &byte, 1) != 0);
+    }
+    for (int link = 1; link <= 2; link++) {
+        pair_link_close(p, A, link);
+        pair_link_down(p, B, link);
+        pair_linger(p);
+        pair_link_close(p, B, link);
+    }
+    close(ends[0]);
+    close(ends[1]);
+    test_join(child, 0);
+}
+
 static void a_dead_link_takes_nothing(void **state)
 {
     struct pair *p = *state;
@@ -272,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_BOTH(the_other_end_sees_one_link_down),
+        IN_BOTH(a_child_does_not_keep_a_link_open),
         IN_BOTH(a_dead_link_takes_nothing),
         IN_BOTH(close_of_the_peer_under_load),
         IN_BOTH(after_close_no_memory_is_touched),

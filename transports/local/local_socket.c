@@ -187,6 +187,8 @@ void local_unwatch(struct local_nic *nic, struct local_source *source)
         return;
     /* closing is not enough: a child of this process may hold the socket open */
     epoll_ctl(nic->epoll, EPOLL_CTL_DEL, source->fd, NULL);
+    if (source->kind != LOCAL_LISTENER)
+        shutdown(source->fd, SHUT_RDWR);
     close(source->fd);
     source->fd = -1;
 }

@@ -100,9 +100,18 @@ err_close:
     return rc;
 }
 
+/* A child of this process that does not exec may hold the socket open: so that closing is not all.
+ * The peer is to see the end, and epoll must not speak of what is no more. */
+static void fd_close(struct tcp_nic *nic, int fd)
+{
+    epoll_ctl(nic->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+}
+
 static void half_drop(struct tcp_nic *nic, struct tcp_half *half)
 {
-    close(half->fd);
+    fd_close(nic, half->fd);
     half->fd = -1;
     nic->nhalf--;
 }
@@ -526,7 +535,7 @@ static void sock_close(struct tcp_sock *sock)
     free(sock->flight);
     sock->flight = NULL;
     sock->state = TCP_CLOSED;
-    close(sock->fd);
+    fd_close(nic, sock->fd);
 }
 
 /* Give back all that a link holds, but what its last comps need. */
