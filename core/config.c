@@ -115,7 +115,7 @@ static int check(const struct setting *s, const char *text)
     int64_t value;
     if (s->kind == KIND_STRING || parse_number(s, text, &value) == 0)
         return 0;
-    return weft_fail(-EINVAL, "setting %s: '%s' is not a %s from %" PRId64 " to %" PRId64, s->name,
+    return weft_fail(-EINVAL, "setting %s: '%s' is no %s from %" PRId64 " to %" PRId64, s->name,
                      text, kind_names[s->kind], s->least, s->most);
 }
 
