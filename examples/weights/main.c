@@ -110,9 +110,11 @@ int main(int argc, char **argv)
         fputs(usage, stdout);
         return 0;
     }
-    if (!strcmp(argv[1], "serve"))
+    const char *what = argv[1];
+    argv[1] = argv[0]; /* the name under which getopt complains */
+    if (!strcmp(what, "serve"))
         return main_serve(argc - 1, argv + 1);
-    if (!strcmp(argv[1], "pull"))
+    if (!strcmp(what, "pull"))
         return main_pull(argc - 1, argv + 1);
     return bad_usage("say serve or pull");
 }

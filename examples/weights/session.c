@@ -2,6 +2,7 @@
 /* The client's way to the server: connect, hello, the manifest, and all that again after a loss. */
 #include "weights.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,7 +82,8 @@ static int attempt(struct session *s, struct message *welcome)
 /* Will another attempt not help? */
 static int is_final(int rc)
 {
-    return rc == WEFT_EPROTO || rc == WEFT_EVERSION || rc == WEFT_ENODEV || rc == WEFT_ECONFIG;
+    return rc == WEFT_EPROTO || rc == WEFT_EVERSION || rc == WEFT_ENODEV || rc == WEFT_ECONFIG ||
+           rc == -EINVAL;
 }
 
 int session_connect(struct session *s, struct message *welcome)
