@@ -475,7 +475,8 @@ void weft__match_recv(struct weft__op *op)
     if (arrival->large) {
         deliver_large(op, arrival);
     } else {
-        deliver(op, arrival->index, arrival->data, arrival->len, arrival->urgent);
+        /* told at once: no one may poll soon, and the sender has waited already */
+        deliver(op, arrival->index, arrival->data, arrival->len, true);
         weft__arrival_free(arrival);
     }
 }

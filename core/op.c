@@ -606,8 +606,6 @@ int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, we
         pthread_mutex_unlock(&ep->lock);
         if (rc)
             parts_undo(ep, &parts);
-        if (x.op == WEFT_XFER_RECV)
-            weft__tell(ep); /* it may have taken a message that was here already */
         weft__kick_all(ep);
     }
     weft__handle_put(handle);

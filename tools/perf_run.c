@@ -163,6 +163,8 @@ static int collect_recvs(struct perf_worker *w)
         w->recvs.done++;
         if (w->recvs.posted < w->run.iters && post_recv(w))
             return -1;
+        if (w->run.pingpong) /* answer before polling again: what is owed rides on the answer */
+            return 0;
     }
     return 0;
 }
