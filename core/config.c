@@ -9,12 +9,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { KIND_STRING, KIND_INT, KIND_SIZE, KIND_BOOL };
-static const char *const kind_names[] = {"string", "int", "size", "bool"};
+enum kind { KIND_STRING, KIND_LOG, KIND_INT, KIND_SIZE, KIND_BOOL };
+static const char *const kind_names[] = {"string", "string", "int", "size", "bool"};
 
 /* name, kind, default, least, most, help */
 #define CONFIG_MAP(XX)                                                                            \
-    XX("WEFT_LOG", STRING, "warn", 0, 0,                                                          \
+    XX("WEFT_LOG", LOG, "warn", 0, 0,                                                             \
        "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
     XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
        "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
@@ -113,7 +113,12 @@ static int parse_number(const struct setting *s, const char *text, int64_t *out)
 static int check(const struct setting *s, const char *text)
 {
     int64_t value;
-    if (s->kind == KIND_STRING || parse_number(s, text, &value) == 0)
+    if (s->kind == KIND_STRING || (s->kind == KIND_LOG && weft__log_spec_valid(text)))
+        return 0;
+    if (s->kind == KIND_LOG)
+        return weft_fail(-EINVAL, "setting %s: '%s' is not like warn or warn,tcp:debug", s->name,
+                         text);
+    if (parse_number(s, text, &value) == 0)
         return 0;
     return weft_fail(-EINVAL, "setting %s: '%s' is no %s from %" PRId64 " to %" PRId64, s->name,
                      text, kind_names[s->kind], s->least, s->most);
@@ -163,7 +168,7 @@ int64_t weft_config_int(const char *name)
 {
     const struct setting *s = find(name);
     int64_t value = 0;
-    if (!s || s->kind == KIND_STRING) {
+    if (!s || s->kind <= KIND_LOG) {
         weft_log(WEFT_LOG_ERROR, "config", "%s is not a number setting", name);
         return 0;
     }

@@ -176,6 +176,8 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
 {
     if (conn->state == WEFT_CONN_DOWN)
         return;
+    /* who connects is told by the call that fails */
+    bool reported = conn->initiator && conn->state == WEFT_CONN_CONNECTING;
     va_list args;
     va_start(args, fmt);
     vsnprintf(conn->why, sizeof conn->why, fmt, args);
@@ -185,8 +187,8 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     if (conn->passive) /* no one else will close it */
         atomic_fetch_add(&conn->ep->reapable, 1);
     if (status != WEFT_ECLOSED)
-        weft_log(status == WEFT_EPEER ? WEFT_LOG_INFO : WEFT_LOG_WARN, "conn", "%s: down: %s: %s",
-                 conn->peer_text, weft_strerror(status), conn->why);
+        weft_log(status == WEFT_EPEER || reported ? WEFT_LOG_INFO : WEFT_LOG_WARN, "conn",
+                 "%s: down: %s", conn->peer_text, conn->why);
     for (int i = 0; i < conn->nlinks; i++)
         weft__link_shut(conn->links[i], status);
     weft__stripe_drop(conn, NULL, status, conn->why);

@@ -48,6 +48,19 @@ static int threshold(const char *spec, const char *subsystem)
     return level;
 }
 
+bool weft__log_spec_valid(const char *spec)
+{
+    while (*spec) {
+        size_t len = strcspn(spec, ",");
+        const char *colon = memchr(spec, ':', len);
+        const char *text = colon ? colon + 1 : spec;
+        if (level_of(text, len - (size_t)(text - spec)) < 0)
+            return false;
+        spec += len + (spec[len] == ',');
+    }
+    return true;
+}
+
 int weft_log_on(enum weft_log_level level, const char *subsystem)
 {
     return (int)level <= threshold(weft_config_str("WEFT_LOG"), subsystem);

@@ -19,6 +19,11 @@ int weft__config_check(void);
  * ours where the part we do not know is not zero. */
 int weft__opts_copy(void *ours, size_t our_size, const void *theirs, const char *what);
 
+/* --- log.c --- */
+
+/* Is this a value of WEFT_LOG? */
+bool weft__log_spec_valid(const char *spec);
+
 /* --- handle.c ------------------------------------------------------------------------------ */
 
 enum weft__kind { WEFT__ENDPOINT = 1, WEFT__CONN, WEFT__MEM, WEFT__OP };

@@ -55,6 +55,20 @@ static void sizes_have_units(void **state)
     weft_config_set("WEFT_CHUNK", NULL);
 }
 
+static void log_levels_are_checked(void **state)
+{
+    (void)state;
+    const char *good[] = {"", "warn", "debug", "error,tcp:debug", "tcp:info,conn:warn"};
+    const char *bad[] = {"debgu", "-1", "tcp:loud", "warn,tcp", "tcp:"};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(good); i++)
+        assert_int_equal(weft_config_set("WEFT_LOG", good[i]), 0);
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(bad); i++) {
+        assert_int_equal(weft_config_set("WEFT_LOG", bad[i]), -EINVAL);
+        assert_non_null(strstr(weft_last_error(), "WEFT_LOG"));
+    }
+    weft_config_set("WEFT_LOG", NULL);
+}
+
 static void unknown_settings_are_named(void **state)
 {
     (void)state;
@@ -128,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_value_has_a_source),
         cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(log_levels_are_checked),
         cmocka_unit_test(unknown_settings_are_named),
         cmocka_unit_test(a_bad_environment_stops_open),
         cmocka_unit_test(every_setting_has_help_and_a_valid_default),
