@@ -307,6 +307,8 @@ void weft__op_pool_free(struct weft__endpoint *ep);
 /* End the temporary registrations of a large message; the op waits for that. */
 void weft__op_shut_regs(struct weft__op *op);
 
+/* The op of a handle, or NULL. No lock held. */
+struct weft__op *weft__op_at(weft_op_t handle);
 /* The op of a handle and its endpoint, which is kept alive until weft__handle_put(*ep_handle); NULL
  * and a sentence if there is none. No lock held; the op may be another one by the time there is. */
 struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,

@@ -49,12 +49,18 @@ static int pool_grow(void)
     return 0;
 }
 
-struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
-                               weft_endpoint_t *ep_handle)
+struct weft__op *weft__op_at(weft_op_t handle)
 {
     struct weft__op *op = weft__handle_is(handle, WEFT__OP) ? slot_at(weft__handle_slot(handle))
                                                             : NULL;
-    if (op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle) {
+    return op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle ? op : NULL;
+}
+
+struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
+                               weft_endpoint_t *ep_handle)
+{
+    struct weft__op *op = weft__op_at(handle);
+    if (op) {
         *ep_handle = atomic_load_explicit(&op->ep_handle, memory_order_relaxed);
         *ep = weft__handle_get(*ep_handle, WEFT__ENDPOINT);
         if (*ep)

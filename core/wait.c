@@ -63,6 +63,22 @@ static bool op_ready(void *arg)
     return w->op->handle != w->handle || w->op->done;
 }
 
+/* The caller keeps the endpoint alive. */
+static int wait_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle,
+                   int timeout_ms, struct weft_op_status *status)
+{
+    struct op_wait w = {op, handle};
+    weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
+    int result = 0, rc = retire(ep, op, handle, status, &result);
+    weft__tell(ep); /* this thread may not be back soon */
+    if (rc == 0) {
+        if (status)
+            *status = (struct weft_op_status){.status = WEFT_EAGAIN};
+        return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
+    }
+    return rc < 0 ? rc : result;
+}
+
 int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status)
 {
     struct weft__endpoint *ep;
@@ -70,17 +86,22 @@ int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status
     struct weft__op *op = weft__op_find(handle, &ep, &ep_handle);
     if (!op)
         return WEFT_EHANDLE;
-    struct op_wait w = {op, handle};
-    weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
-    int result = 0, rc = retire(ep, op, handle, status, &result);
-    weft__tell(ep); /* this thread may not be back soon */
+    int rc = wait_op(ep, op, handle, timeout_ms, status);
     weft__handle_put(ep_handle);
-    if (rc == 0) {
-        if (status)
-            *status = (struct weft_op_status){.status = WEFT_EAGAIN};
-        return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
-    }
-    return rc < 0 ? rc : result;
+    return rc;
+}
+
+static int cancel_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle)
+{
+    int rc = 0;
+    pthread_mutex_lock(&ep->lock);
+    if (op->handle != handle)
+        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
+    else if (!op->done)
+        weft__op_cancel(op);
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep);
+    return rc;
 }
 
 int weft_op_cancel(weft_op_t handle)
@@ -90,14 +111,7 @@ int weft_op_cancel(weft_op_t handle)
     struct weft__op *op = weft__op_find(handle, &ep, &ep_handle);
     if (!op)
         return WEFT_EHANDLE;
-    int rc = 0;
-    pthread_mutex_lock(&ep->lock);
-    if (op->handle != handle)
-        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    else if (!op->done)
-        weft__op_cancel(op);
-    pthread_mutex_unlock(&ep->lock);
-    weft__kick_all(ep);
+    int rc = cancel_op(ep, op, handle);
     weft__handle_put(ep_handle);
     return rc;
 }
@@ -105,46 +119,64 @@ int weft_op_cancel(weft_op_t handle)
 /* --- blocking forms --------------------------------------------------------------------------- */
 
 /* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */
-static int recover(weft_conn_t handle, weft_op_t op, struct weft_op_status *status)
+static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handle,
+                   struct weft_op_status *status)
 {
-    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
-    weft_op_cancel(op);
-    int grace = conn ? (int)(conn->ep->grace_ns / 1000000u) : 0;
-    int rc = weft_op_wait(op, grace, status);
+    struct weft__endpoint *ep = conn->ep;
+    cancel_op(ep, op, handle);
+    int rc = wait_op(ep, op, handle, (int)(ep->grace_ns / 1000000u), status);
     if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
-        if (conn) {
-            pthread_mutex_lock(&conn->ep->lock);
-            weft__conn_down(conn, WEFT_ETIMEOUT, "a blocking call had to take its memory back");
-            pthread_mutex_unlock(&conn->ep->lock);
-            weft__kick_all(conn->ep);
-        }
-        rc = weft_op_wait(op, WEFT_FOREVER, status);
+        pthread_mutex_lock(&ep->lock);
+        weft__conn_down(conn, WEFT_ETIMEOUT, "a blocking call had to take its memory back");
+        pthread_mutex_unlock(&ep->lock);
+        weft__kick_all(ep);
+        rc = wait_op(ep, op, handle, WEFT_FOREVER, status);
     }
-    if (conn)
-        weft__handle_put(handle);
     return rc;
 }
 
-int64_t weft_transfer(weft_conn_t conn, const struct weft_xfer *xfer, int timeout_ms,
+static int transfer(struct weft__conn *conn, const struct weft_xfer *xfer, int timeout_ms,
+                    struct weft_op_status *status)
+{
+    weft_op_t handle;
+    int rc = weft__post(conn->handle, xfer, true, &handle);
+    if (rc) {
+        status->status = rc;
+        snprintf(status->text, sizeof status->text, "%s", weft_last_error());
+        return rc;
+    }
+    struct weft__op *op = weft__op_at(handle); /* nobody else knows it */
+    rc = wait_op(conn->ep, op, handle, timeout_ms, status);
+    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
+        rc = recover(conn, op, handle, status);
+        if (rc == WEFT_ECANCELED || rc == WEFT_ETIMEOUT)
+            rc = weft_fail(status->status = WEFT_ETIMEOUT, "not done after %d ms, and canceled",
+                           timeout_ms);
+    }
+    return rc;
+}
+
+int64_t weft_transfer(weft_conn_t handle, const struct weft_xfer *xfer, int timeout_ms,
                       struct weft_op_status *status)
 {
     struct weft_op_status own;
     if (!status)
         status = &own;
     memset(status, 0, sizeof *status);
-    weft_op_t op;
-    int rc = weft__post(conn, xfer, true, &op);
-    if (rc) {
-        status->status = rc;
-        snprintf(status->text, sizeof status->text, "%s", weft_last_error());
-        return rc;
-    }
-    rc = weft_op_wait(op, timeout_ms, status);
-    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
-        rc = recover(conn, op, status);
-        if (rc == WEFT_ECANCELED || rc == WEFT_ETIMEOUT)
-            rc = weft_fail(status->status = WEFT_ETIMEOUT, "not done after %d ms, and canceled",
-                           timeout_ms);
+    status->status = WEFT_EHANDLE;
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    /* Both are held to the end: who closes them meanwhile waits until this call has its memory
+     * back, and this call until the transport has let go of it. */
+    weft_endpoint_t ep_handle = conn->ep_handle;
+    int rc = WEFT_EHANDLE;
+    if (weft__handle_get(ep_handle, WEFT__ENDPOINT)) {
+        rc = transfer(conn, xfer, timeout_ms, status);
+        weft__handle_put(handle);
+        weft__handle_put(ep_handle);
+    } else {
+        weft__handle_put(handle);
     }
     return rc < 0 ? rc : (int64_t)status->bytes;
 }
