@@ -372,6 +372,30 @@ static void more_than_4_gib_at_once(void **state)
     close(to_fd);
 }
 
+/* Messages fill the link; when they are through, data must get the room that they leave. */
+static void a_write_behind_many_messages(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 1000 };
+    struct area near = duo_area(d, A, 64, 0, 0), far = duo_area(d, B, 64, 0, 0);
+    struct weft_local local = area_local(near, 0, 64);
+    static weft_op_t sends[N];
+    duo_fill(d, near, 1);
+    kill(d->pid, SIGSTOP);
+    for (int i = 0; i < N; i++)
+        sends[i] = duo_send(d, A, 0, near, 0, 1);
+    weft_op_t write = duo_post(d, A, 0,
+                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                         .nlocal = 1, .remote = &far.remote, .nremote = 1));
+    kill(d->pid, SIGCONT);
+    duo_wait(d, A, write, 0);
+    duo_check(d, far, 0, 64, 1);
+    for (int i = 0; i < N; i++)
+        duo_wait(d, B, duo_recv(d, B, 0, far, 0, 64), 0);
+    for (int i = 0; i < N; i++)
+        duo_wait(d, A, sends[i], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -391,6 +415,7 @@ int main(void)
         IN_BOTH(post_refuses_nonsense),
         IN_BOTH(lengths_beyond_4_gib_are_judged_whole),
         IN_ONE(more_than_4_gib_at_once),
+        IN_TWO(a_write_behind_many_messages),
     };
     return cmocka_run_group_tests_name("endpoint_transfer", tests, NULL, NULL);
 }
