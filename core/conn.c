@@ -143,11 +143,25 @@ int weft__conn_links_up(const struct weft__conn *conn)
     return n;
 }
 
+static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int index)
+{
+    struct weft__msg_head head = {.type = (uint8_t)type, .index = (uint32_t)index};
+    if (conn->state == WEFT_CONN_UP)
+        weft__msg_post(conn, &head, NULL, 0);
+}
+
 void weft__conn_up(struct weft__conn *conn)
 {
     conn->state = WEFT_CONN_UP;
     for (int i = 0; i < conn->nlinks; i++)
         conn->links[i]->up = !conn->links[i]->closing;
+    if (weft__conn_links_up(conn) == 0) { /* lost between the last join and now */
+        weft__conn_down(conn, WEFT_EPEER, "the last link was lost before the conn was up");
+        return;
+    }
+    for (int i = 0; i < conn->nlinks; i++)
+        if (conn->gone_due[i] && conn->links[i]->closed)
+            tell_link(conn, WEFT__MSG_LINK_GONE, i);
     weft__msg_fill(conn);
     weft__match_up(conn);
     weft__stripe_fill(conn);
@@ -241,13 +255,6 @@ void weft__link_lost(struct weft__link *link, int status)
                         "the last link was lost: %s", weft_strerror(status));
 }
 
-static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int index)
-{
-    struct weft__msg_head head = {.type = (uint8_t)type, .index = (uint32_t)index};
-    if (conn->state == WEFT_CONN_UP)
-        weft__msg_post(conn, &head, NULL, 0);
-}
-
 void weft__link_closed(struct weft__link *link)
 {
     struct weft__conn *conn = link->conn;
@@ -264,10 +271,10 @@ int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index)
     if (index >= (uint32_t)conn->nlinks)
         return WEFT_EPROTO;
     struct weft__link *link = conn->links[index];
-    if (link->closed)
+    if (link->closed && conn->state == WEFT_CONN_UP)
         tell_link(conn, WEFT__MSG_LINK_GONE, (int)index);
     else
-        conn->gone_due[index] = true;
+        conn->gone_due[index] = true; /* until the link is closed, and the conn up */
     weft__link_lost(link, WEFT_EPEER);
     return 0;
 }

@@ -232,6 +232,38 @@ static void close_is_seen_and_reconnect_works(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+static enum weft_conn_state state_of(weft_conn_t conn)
+{
+    struct weft_conn_info info;
+    WEFT_OK(weft_conn_info(conn, &info));
+    return info.state;
+}
+
+/* The peer is up, and gone, before this side has read that the handshake is over. */
+static void gone_before_it_is_up_here(void **state)
+{
+    (void)state;
+    struct weft_endpoint_opts opts = duo_opts();
+    char bytes[WEFT_METADATA_MAX];
+    weft_endpoint_t near = duo_endpoint(), far;
+    weft_conn_t conn, other;
+    opts.progress_threads = WEFT_PROGRESS_CALLER;
+    WEFT_OK(weft_endpoint_open(&opts, &far));
+    size_t len = (size_t)metadata_of(far, bytes);
+    WEFT_OK(weft_endpoint_connect(near, bytes, len,
+                                  WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn));
+    /* the peer does all that it can between two steps of this side */
+    TEST_UNTIL(state_of(conn) != WEFT_CONN_CONNECTING,
+               weft_endpoint_progress(far, 0); test_sleep_ms(2), "the conn to be up at its peer");
+    WEFT_OK(weft_conn_close(conn));
+    WEFT_OK(weft_endpoint_accept(far, T, &other));
+    char byte;
+    assert_int_equal(weft_recv(other, &byte, 1, T), WEFT_EPEER);
+    assert_int_equal(state_of(other), WEFT_CONN_DOWN);
+    WEFT_OK(weft_endpoint_close(near));
+    WEFT_OK(weft_endpoint_close(far));
+}
+
 static void close_ends_its_operations(void **state)
 {
     (void)state;
@@ -473,6 +505,7 @@ int main(void)
         ALONE(nonblocking_with_operations_at_once),
         ALONE(close_is_seen_and_reconnect_works),
         ALONE(close_ends_its_operations),
+        ALONE(gone_before_it_is_up_here),
         ALONE(to_nobody),
         ALONE(to_one_who_says_nothing),
         ALONE(to_one_who_speaks_garbage),
