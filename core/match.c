@@ -273,6 +273,8 @@ void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t 
     s->taken++;
     s->held -= len;
     s->waiting--;
+    if (conn->state == WEFT_CONN_DOWN)
+        return; /* there was no memory for an answer to this very message */
     conn->owes = true;
     if (!conn->telling) {
         conn->telling = true;

@@ -159,8 +159,11 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
                     weft_mem_t *out)
 {
     struct weft__mem *mem = calloc(1, sizeof *mem);
-    if (!mem)
+    weft_mem_t handle = mem ? weft__handle_open(WEFT__MEM, mem) : 0;
+    if (!handle) {
+        free(mem);
         return weft_fail(-ENOMEM, "no memory for a mem");
+    }
     pthread_mutex_lock(&ep->lock);
     struct weft__reg *reg = cached(ep, addr, len, access);
     if (reg)
@@ -168,11 +171,17 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
     pthread_mutex_unlock(&ep->lock);
     int rc = reg ? 0 : weft__reg_open(ep, addr, len, access, &reg);
     if (rc) {
+        weft__handle_shut(handle, WEFT__MEM);
+        weft__handle_drain(handle, 0);
         free(mem);
         return rc;
     }
-    *mem = (struct weft__mem){
-        .ep = ep, .ep_handle = ep->handle, .reg = reg, .addr = addr, .len = len};
+    *mem = (struct weft__mem){.ep = ep,
+                              .handle = handle,
+                              .ep_handle = ep->handle,
+                              .reg = reg,
+                              .addr = addr,
+                              .len = len};
     pthread_mutex_lock(&ep->lock);
     if (reg->refs == 1 && !weft__reg_find(ep, reg->key)) {
         reg->next = ep->regs;
@@ -182,8 +191,7 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
     if (ep->mems)
         ep->mems->prev = mem;
     ep->mems = mem;
-    mem->handle = weft__handle_open(WEFT__MEM, mem);
-    *out = mem->handle;
+    *out = handle;
     pthread_mutex_unlock(&ep->lock);
     return 0;
 }

@@ -236,7 +236,7 @@ static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const
                   size_t len)
 {
     int rc = weft__match_taken(conn, h->taken);
-    if (rc)
+    if (rc || conn->state == WEFT_CONN_DOWN)
         return rc;
     switch ((enum weft__msg_type)h->type) {
     case WEFT__MSG_EAGER:

@@ -46,7 +46,7 @@ static void notif_fetched(struct weft__op *op)
     int status = weft__match_fetched(op);
     if (conn->state != WEFT_CONN_DOWN)
         weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, status);
-    else
+    if (conn->state == WEFT_CONN_DOWN)
         arrival->conn = NULL;
     conn->stream[WEFT__STREAM_NOTIFY].waiting--;
     arrival->fetching = false;

@@ -250,8 +250,11 @@ static void finish(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
     struct weft__endpoint *ep = op->ep;
-    if (op->on_end)
+    if (op->on_end) {
+        op->pending++; /* it may take the conn down, and that ends all ops: not this one again */
         op->on_end(op);
+        op->pending--;
+    }
     if (op->kind == WEFT__OP_FETCH) {
         weft__op_free(op);
         return;
