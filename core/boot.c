@@ -243,10 +243,13 @@ int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list
                        const char *policy, uint64_t deadline)
 {
     struct weft__boot *boot = boot_new(conn->ep, -1, deadline);
-    if (!boot)
+    if (!boot) {
+        pthread_mutex_lock(&conn->ep->lock);
+        conn->handshaking = false;
+        pthread_mutex_unlock(&conn->ep->lock);
         return weft_fail(-ENOMEM, "no memory for a handshake");
+    }
     boot->conn = conn;
-    conn->handshaking = true;
     boot->active = true;
     boot->naddrs = n < (int)WEFT__ARRAY_LEN(boot->addrs) ? n : (int)WEFT__ARRAY_LEN(boot->addrs);
     memcpy(boot->addrs, list, (size_t)boot->naddrs * sizeof *list);

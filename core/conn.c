@@ -14,22 +14,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct weft__conn *weft__conn_open(struct weft__endpoint *ep, bool initiator)
+int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn **out)
 {
     struct weft__conn *conn = calloc(1, sizeof *conn);
-    if (!conn) {
-        weft_fail(-ENOMEM, "no memory for a conn");
-        return NULL;
-    }
+    if (!conn)
+        return weft_fail(-ENOMEM, "no memory for a conn");
     conn->ep = ep;
     conn->ep_handle = ep->handle;
     conn->initiator = initiator;
+    conn->passive = !initiator; /* until it is queued for accept: no one has its handle */
+    conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
     conn->outq_tail = &conn->outq;
     weft__match_init(conn);
     conn->handle = weft__handle_open(WEFT__CONN, conn);
     if (!conn->handle) {
         free(conn);
-        return NULL;
+        return -ENOMEM;
     }
     pthread_mutex_lock(&ep->lock);
     bool closing = ep->closing;
@@ -45,10 +45,10 @@ struct weft__conn *weft__conn_open(struct weft__endpoint *ep, bool initiator)
         weft__handle_shut(conn->handle, WEFT__CONN);
         weft__handle_drain(conn->handle, 0);
         free(conn);
-        weft_fail(WEFT_ECLOSED, "endpoint is being closed");
-        return NULL;
+        return weft_fail(WEFT_ECLOSED, "endpoint is being closed");
     }
-    return conn;
+    *out = conn;
+    return 0;
 }
 
 bool weft__conn_idle(void *arg)

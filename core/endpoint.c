@@ -2,7 +2,9 @@
 /* The endpoint: open, close, metadata, connect, accept, notifications. */
 #include "internal.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -333,12 +335,20 @@ int weft_metadata_parse(const void *metadata, size_t len, struct weft_metadata_i
     return rc;
 }
 
-/* Numeric addresses only: what a peer names is never resolved. */
+/* What a peer names is never resolved: "cafe.de" is a host, and made of hexadecimal digits. */
+static bool is_numeric(const char *host)
+{
+    char text[64];
+    struct in6_addr addr;
+    snprintf(text, sizeof text, "%.*s", (int)strcspn(host, "%"), host); /* without a scope */
+    return inet_pton(AF_INET, host, &addr) == 1 || inet_pton(AF_INET6, text, &addr) == 1;
+}
+
 static int metadata_addresses(const struct metadata *m, struct weft__address *list)
 {
     for (int i = 0; i < m->n; i++) {
         char text[80];
-        if (strspn(m->addresses[i], "0123456789abcdefABCDEF.:%") != strlen(m->addresses[i]))
+        if (!is_numeric(m->addresses[i]))
             return weft_fail(WEFT_EPROTO, "metadata names a host that is not numeric");
         snprintf(text, sizeof text, "[%s]:%u", m->addresses[i], m->info.port);
         int rc = weft__address_parse(text, &list[i]);
@@ -350,22 +360,28 @@ static int metadata_addresses(const struct metadata *m, struct weft__address *li
 
 /* --- connect and accept -------------------------------------------------------------------------- */
 
+/* The handshake keeps the time itself; who waits for it gives it so much more to say so. */
+#define CONNECT_SLACK_MS 1000
+
 static int start_connect(struct weft__endpoint *ep, const struct weft__address *list, int n,
                          const struct weft_connect_opts *o, weft_conn_t *out)
 {
-    struct weft__conn *conn = weft__conn_open(ep, true);
-    if (!conn)
-        return -ENOMEM;
+    struct weft__conn *conn;
+    int rc = weft__conn_open(ep, true, &conn);
+    if (rc)
+        return rc;
     int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
     weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
     weft_conn_t handle = conn->handle;
     pthread_mutex_lock(&ep->boot_lock);
-    int rc = weft__boot_connect(conn, list, n, o->transport ? o->transport : "",
-                                weft__deadline(timeout));
+    rc = weft__boot_connect(conn, list, n, o->transport ? o->transport : "",
+                            weft__deadline(timeout));
     pthread_mutex_unlock(&ep->boot_lock);
     weft__wake(ep); /* the deadline of the handshake is new to a sleeping thread */
     if (rc == 0 && !o->nonblocking)
-        rc = weft_conn_wait(handle, timeout + 1000); /* the handshake keeps the time itself */
+        rc = weft_conn_wait(handle, timeout < INT_MAX - CONNECT_SLACK_MS
+                                        ? timeout + CONNECT_SLACK_MS
+                                        : timeout);
     if (rc == 0) {
         *out = handle;
         return 0;

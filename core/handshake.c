@@ -325,13 +325,12 @@ static void on_hello_passive(struct weft__boot *boot, const struct hello *h)
         reject(boot, WEFT_EREFUSED, "too many conns wait to be accepted there");
         return;
     }
-    struct weft__conn *conn = weft__conn_open(ep, false);
-    if (!conn) {
-        reject(boot, -ENOMEM, "no memory for a conn there");
+    struct weft__conn *conn;
+    int rc = weft__conn_open(ep, false, &conn);
+    if (rc) {
+        reject(boot, rc, weft_last_error());
         return;
     }
-    conn->passive = true; /* until it is queued for accept: no one has its handle */
-    conn->handshaking = true;
     conn->peer_addr.len = sizeof conn->peer_addr.sa;
     if (getpeername(boot->fd, (struct sockaddr *)&conn->peer_addr.sa, &conn->peer_addr.len))
         conn->peer_addr.len = 0;

@@ -545,7 +545,7 @@ struct weft__conn {
 };
 
 /* Endpoint lock held, but for conn_open. */
-struct weft__conn *weft__conn_open(struct weft__endpoint *ep, bool initiator);
+int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn **out);
 /* Nothing refers to it any more but its handle. */
 bool weft__conn_idle(void *conn);
 /* Give back a conn that is down and idle. Takes the endpoint lock. */

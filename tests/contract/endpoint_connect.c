@@ -4,6 +4,7 @@
 #include "duo.h"
 
 #include <arpa/inet.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -316,6 +317,18 @@ static int connect_to(weft_endpoint_t a, int port, int timeout_ms)
     return rc;
 }
 
+static void with_the_longest_timeout(void **state)
+{
+    (void)state;
+    weft_endpoint_t a = duo_endpoint();
+    char bytes[WEFT_METADATA_MAX];
+    size_t len = (size_t)metadata_of(a, bytes);
+    weft_conn_t conn;
+    WEFT_OK(weft_endpoint_connect(
+        a, bytes, len, WEFT_OPTS(weft_connect_opts, .timeout_ms = INT_MAX), &conn));
+    WEFT_OK(weft_endpoint_close(a));
+}
+
 static void to_nobody(void **state)
 {
     (void)state;
@@ -419,6 +432,13 @@ static void garbage_metadata_and_addresses(void **state)
     weft_conn_t conn = 99;
     for (int n = 0; n < len; n++)
         WEFT_FAILS(WEFT_EPROTO, weft_endpoint_connect(a, bytes, (size_t)n, NULL, &conn));
+    struct weft_metadata_info info;
+    WEFT_OK(weft_metadata_parse(bytes, (size_t)len, &info));
+    char *host = memmem(bytes, (size_t)len, info.host, strlen(info.host));
+    CHECK(strlen(info.host) == 9 && host, "the host of metadata is %s", info.host);
+    memcpy(host, "cafe.dead", 9); /* a name, though each letter is a digit */
+    WEFT_FAILS(WEFT_EPROTO, weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn));
+    memcpy(host, info.host, 9);
     const char *const texts[] = {"", ":", "127.0.0.1", "127.0.0.1:", "127.0.0.1:0:0", "[::1:80",
                                  "127.0.0.1:99999", "127.0.0.1:x"};
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
@@ -506,6 +526,7 @@ int main(void)
         ALONE(close_is_seen_and_reconnect_works),
         ALONE(close_ends_its_operations),
         ALONE(gone_before_it_is_up_here),
+        ALONE(with_the_longest_timeout),
         ALONE(to_nobody),
         ALONE(to_one_who_says_nothing),
         ALONE(to_one_who_speaks_garbage),

@@ -289,6 +289,49 @@ static void endpoints_come_and_go_in_all_threads(void **state)
     run_workers(NULL, open_use_close);
 }
 
+struct connecter {
+    weft_endpoint_t endpoint;
+    char metadata[WEFT_METADATA_MAX];
+    size_t len;
+    _Atomic(bool) begun;
+};
+
+static void *connect_until_closed(void *arg)
+{
+    struct connecter *c = arg;
+    for (;;) {
+        weft_conn_t conn;
+        int rc = weft_endpoint_connect(c->endpoint, c->metadata, c->len,
+                                       WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn);
+        atomic_store(&c->begun, true);
+        if (rc == WEFT_EHANDLE || rc == WEFT_ECLOSED)
+            return NULL;
+        CHECK(rc == 0, "connecting gave %s: %s", weft_err_name(rc), weft_last_error());
+        weft_conn_close(conn);
+    }
+}
+
+/* Closing finds conns in every state, also those that are being made at this moment. */
+static void closed_while_others_connect(void **state)
+{
+    (void)state;
+    weft_endpoint_t far = open_with(1);
+    for (int round = 0; round < ROUNDS; round++) {
+        struct connecter c = {.endpoint = open_with(1 + round % 2)};
+        pthread_t threads[2];
+        c.len = (size_t)WEFT_OK(weft_endpoint_metadata(round % 3 ? far : c.endpoint, c.metadata,
+                                                       sizeof c.metadata));
+        for (int i = 0; i < 2; i++)
+            CHECK(!pthread_create(&threads[i], NULL, connect_until_closed, &c), "pthread_create");
+        while (!atomic_load(&c.begun))
+            sched_yield();
+        WEFT_OK(weft_endpoint_close(c.endpoint));
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+    }
+    WEFT_OK(weft_endpoint_close(far));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -299,6 +342,7 @@ int main(void)
         cmocka_unit_test(one_of_several_askers_is_told),
         cmocka_unit_test(closed_under_everyone),
         cmocka_unit_test(endpoints_come_and_go_in_all_threads),
+        cmocka_unit_test(closed_while_others_connect),
     };
     return cmocka_run_group_tests_name("endpoint_threads", tests, NULL, NULL);
 }
