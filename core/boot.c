@@ -272,6 +272,20 @@ static void hang_up(struct weft__endpoint *ep)
     ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
+/* Room for one more handshake; if there is none, that of the oldest stranger. */
+static bool has_room(struct weft__endpoint *ep)
+{
+    if (ep->nboots < ep->backlog + STRANGERS)
+        return true;
+    struct weft__boot *oldest = NULL; /* the list begins with the newest */
+    for (struct weft__boot *boot = ep->boots; boot; boot = boot->next)
+        if (boot->fd >= 0 && !boot->active && !boot->conn)
+            oldest = boot;
+    if (oldest)
+        close_fd(oldest); /* swept later: an event of this round may name it */
+    return oldest != NULL;
+}
+
 static int accept_all(struct weft__endpoint *ep)
 {
     int n = 0;
@@ -284,9 +298,7 @@ static int accept_all(struct weft__endpoint *ep)
         if (fd < 0)
             return n;
         uint64_t limit = (uint64_t)weft_config_int("WEFT_CONNECT_TIMEOUT") * 1000000u;
-        struct weft__boot *boot = ep->nboots < ep->backlog + STRANGERS
-                                      ? boot_new(ep, fd, weft_now() + limit)
-                                      : NULL;
+        struct weft__boot *boot = has_room(ep) ? boot_new(ep, fd, weft_now() + limit) : NULL;
         if (boot)
             watch(boot, EPOLL_CTL_ADD);
         else
