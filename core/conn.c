@@ -217,6 +217,8 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     weft__match_down(conn);
     weft__msg_free_all(conn);
     abort_ops(conn);
+    if (conn->handshaking)
+        weft__wake(conn->ep); /* who sleeps with the handshake in hand is to let go of it */
     weft__changed(conn->ep);
 }
 
