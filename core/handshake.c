@@ -189,9 +189,13 @@ static int open_link(struct weft__boot *boot, const struct weft_transport *trans
     pthread_mutex_lock(&boot->ep->lock);
     conn->links[conn->nlinks++] = link;
     conn->links_open++;
+    bool down = conn->state == WEFT_CONN_DOWN; /* since we looked: closed by another thread */
+    if (down)
+        weft__link_shut(link, conn->status);
     pthread_mutex_unlock(&boot->ep->lock);
     boot->joined[i] = false;
-    return 0;
+    weft__kick_all(boot->ep);
+    return down ? weft_fail(WEFT_ECLOSED, "the conn was closed during its handshake") : 0;
 }
 
 /* Open n links of a transport and append their addresses. */
