@@ -45,7 +45,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "nics made of each device: transfers are spread over them, each may have its thread")      \
     XX("WEFT_TCP_SOCKETS", INT, "2", 1, 16,                                                       \
        "sockets of a tcp link; the first carries small operations, the others large ones")        \
-    XX("WEFT_TCP_CHUNK", SIZE, "256K", 4096, 1 << 30,                                             \
+    XX("WEFT_TCP_CHUNK", SIZE, "1M", 4096, 1 << 30,                                             \
        "bytes of a large operation that tcp sends before it looks at other operations")           \
     XX("WEFT_TCP_SNDBUF", SIZE, "0", 0, 1 << 30,                                                  \
        "SO_SNDBUF of tcp's sockets; 0: follows rate and round trip")                              \

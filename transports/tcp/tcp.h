@@ -149,7 +149,8 @@ struct tcp_sock {
     struct tcp_sock *parked_next;
     /* sending */
     struct tcp_buf *out;
-    uint64_t sent, staged; /* bytes of the stream */
+    uint64_t sent, staged;     /* bytes of the stream */
+    uint64_t fit_sent, fit_at; /* sent, and when, as its buffer was last fitted */
     uint32_t splice_first, nsplices;
     struct tcp_flight *flight; /* ring of `window` */
     uint32_t window, flight_first, nflight;

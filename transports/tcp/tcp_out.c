@@ -6,8 +6,17 @@
 #include "tcp.h"
 
 #include <errno.h>
+#include <linux/tcp.h> /* the kernel's struct tcp_info: the C library's lacks tcpi_min_rtt */
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+
+/* Bytes between looks at a socket's buffer, and its bounds. */
+#define FIT_EVERY (16u << 20)
+#define FIT_LEAST (256 * 1024)
+#define FIT_MOST (4 << 20)
+/* Longest round trip, in microseconds, on which buffers are fitted. */
+#define FIT_MAX_RTT_US 1000
 
 /* --- pieces ------------------------------------------------------------------------------------ */
 
@@ -231,6 +240,30 @@ static ssize_t send_some(struct tcp_sock *sock, uint64_t *want)
     return n;
 }
 
+/*
+ * A send buffer far above rate x round trip only moves bytes out of the cache before the peer reads
+ * them, so on short paths it follows that product (twice, and some for a peer that is late). On long
+ * ones the kernel's own growth is left alone. Writes of 1 MiB over loopback, depth 64, 2 cores: 2.9
+ * GB/s with the kernel's buffers, 4.3 with 256 KiB.
+ */
+static void fit_buffer(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    struct tcp_info info = {0};
+    socklen_t len = sizeof(info);
+    uint64_t now = weft_now(), took = (now - sock->fit_at) / 1000 + 1;
+    uint64_t rate = (sock->sent - sock->fit_sent) / took; /* bytes per microsecond */
+    bool first = sock->fit_at == 0;
+    sock->fit_sent = sock->sent;
+    sock->fit_at = now;
+    if (first || nic->sndbuf || getsockopt(sock->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||
+        info.tcpi_min_rtt > FIT_MAX_RTT_US)
+        return;
+    uint64_t want = FIT_LEAST + 2 * rate * info.tcpi_min_rtt;
+    int size = want < FIT_MOST ? (int)want : FIT_MOST;
+    setsockopt(sock->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+}
+
 uint64_t tcp_out_flush(struct tcp_sock *sock)
 {
     uint64_t sum = 0;
@@ -243,6 +276,8 @@ uint64_t tcp_out_flush(struct tcp_sock *sock)
         }
         if (n > 0)
             out_consume(sock, (uint64_t)n);
+        if (sock->sent - sock->fit_sent >= FIT_EVERY)
+            fit_buffer(sock);
         sum += n > 0 ? (uint64_t)n : 0;
         if (n < 0 || (uint64_t)n < want)
             sock_block(sock);
