@@ -485,7 +485,10 @@ static int join(struct weft__boot *boot, int i)
     struct weft__link *link = boot->conn->links[i];
     int rc = weft_fail(WEFT_ELINK, "a link died while it was joined");
     weft__lane_lock(link->lane);
-    if (link->tl && !link->closing)
+    pthread_mutex_lock(&boot->ep->lock);
+    bool closing = link->closing;
+    pthread_mutex_unlock(&boot->ep->lock);
+    if (link->tl && !closing)
         rc = link->lane->nic->transport->ops->link_connect(link->tl, boot->peer_addr[i],
                                                            boot->peer_addr_len[i]);
     weft__lane_unlock(link->lane);

@@ -94,10 +94,28 @@ void test_sleep_ms(int ms);
 
 /* --- bytes --------------------------------------------------------------------------------- */
 
+#if defined(__SANITIZE_THREAD__)
+#define TEST_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TEST_THREAD_SANITIZER
+#endif
+#endif
+
+/* What touches memory that peers touch does so behind the thread sanitizer's back: the order
+ * between a transport's thread at one end and the test at the other comes from a socket or a ring
+ * in shared memory, which it cannot see. The library's own accesses stay under its eyes. */
+#define TEST_UNSEEN __attribute__((no_sanitize("thread"), noinline))
+
 /* Byte i of a pattern depends on seed and i alone. Bytes [offset, offset+len) of it: */
 void test_fill(void *at, size_t len, uint64_t seed, uint64_t offset);
 /* Where the memory first differs from it, or -1. */
 int64_t test_differs(const void *at, size_t len, uint64_t seed, uint64_t offset);
+void test_zero(void *at, size_t len);
+/* Index of the first byte that is not 0, or -1. */
+int64_t test_nonzero(const void *at, size_t len);
+uint64_t test_get_word(const void *at);
+void test_set_word(void *at, uint64_t value);
 /* Pseudo-random numbers that are the same in each run. */
 uint64_t test_random(uint64_t *state);
 
@@ -105,7 +123,7 @@ uint64_t test_random(uint64_t *state);
 #define TEST_GUARD 512
 struct test_mem {
     unsigned char *base, *at;
-    size_t len;
+    size_t len, size;
 };
 void test_mem_open(struct test_mem *mem, size_t len, size_t misalign);
 void test_mem_check_guards(const struct test_mem *mem);

@@ -226,22 +226,21 @@ static void area_check_zero(struct host *host, void *arg)
     struct area_arg *a = arg;
     const struct test_mem *mem = &host->areas[a->area.id].mem;
     test_mem_check_guards(mem);
-    for (size_t i = 0; i < a->len && a->differs < 0; i++)
-        if (mem->at[a->offset + i])
-            a->differs = (int64_t)(a->offset + i);
+    a->differs = test_nonzero(mem->at + a->offset, a->len);
 }
 
 void duo_check_zero(struct duo *d, struct area area, uint64_t offset, uint64_t len)
 {
-    struct area_arg a = {.area = area, .offset = offset, .len = len, .differs = -1};
+    struct area_arg a = {.area = area, .offset = offset, .len = len};
     duo_call(d, area.who, area_check_zero, &a, sizeof a);
-    CHECK(a.differs < 0, "byte %" PRId64 " was written, which nobody may", a.differs);
+    CHECK(a.differs < 0, "byte %" PRId64 " was written, which nobody may",
+          a.differs + (int64_t)offset);
 }
 
 static void get_word(struct host *host, void *arg)
 {
     struct area_arg *a = arg;
-    memcpy(&a->value, host->areas[a->area.id].mem.at + a->offset, sizeof a->value);
+    a->value = test_get_word(host->areas[a->area.id].mem.at + a->offset);
 }
 
 uint64_t duo_word(struct duo *d, struct area area, uint64_t offset)
@@ -254,7 +253,7 @@ uint64_t duo_word(struct duo *d, struct area area, uint64_t offset)
 static void set_word(struct host *host, void *arg)
 {
     struct area_arg *a = arg;
-    memcpy(host->areas[a->area.id].mem.at + a->offset, &a->value, sizeof a->value);
+    test_set_word(host->areas[a->area.id].mem.at + a->offset, a->value);
 }
 
 void duo_set_word(struct duo *d, struct area area, uint64_t offset, uint64_t value)

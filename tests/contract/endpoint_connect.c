@@ -21,7 +21,7 @@ static void use(weft_endpoint_t to, weft_conn_t conn, weft_conn_t other)
     WEFT_OK(weft_mem_reg(to, into, sizeof into, NULL, &mem));
     WEFT_OK(weft_mem_advertise(mem, into, sizeof into, &remote));
     test_fill(from, sizeof from, 1, 0);
-    memset(into, 0, sizeof into);
+    test_zero(into, sizeof into);
     assert_int_equal(weft_write(conn, from, sizeof from, &remote, 0, T), sizeof from);
     assert_true(test_differs(into, sizeof into, 1, 0) < 0);
     WEFT_OK(weft_notify(other, "there", 5, T));

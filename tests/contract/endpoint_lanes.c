@@ -64,7 +64,7 @@ static void transfers_are_spread_and_whole(void **state)
         struct striped s;
         striped_open(&s, lanes[i], NULL);
         assert_int_equal(move(&s, i), LEN);
-        memset(s.from.at, 0, LEN);
+        test_zero(s.from.at, LEN);
         assert_int_equal(weft_read(s.conn, s.from.at, LEN, &s.remote, 0, T), LEN);
         assert_true(test_differs(s.from.at, LEN, i, 0) < 0);
         for (uint64_t n = 0; n < 200; n++) { /* order holds over several links */

@@ -309,22 +309,21 @@ static void buf_check_zero(struct side *side, void *arg)
     struct buf_arg *a = arg;
     struct side_buf *b = &side->bufs[a->buf.id];
     test_mem_check_guards(&b->mem);
-    for (uint64_t i = 0; i < a->len && a->differs < 0; i++)
-        if (b->mem.at[a->offset + i])
-            a->differs = (int64_t)(a->offset + i);
+    a->differs = test_nonzero(b->mem.at + a->offset, a->len);
 }
 
 void pair_check_zero(struct pair *p, struct buf buf, uint64_t offset, uint64_t len)
 {
-    struct buf_arg a = {.buf = buf, .offset = offset, .len = len, .differs = -1};
+    struct buf_arg a = {.buf = buf, .offset = offset, .len = len};
     pair_call(p, buf.who, buf_check_zero, &a, sizeof a);
-    CHECK(a.differs < 0, "byte %" PRId64 " was written, which nobody may", a.differs);
+    CHECK(a.differs < 0, "byte %" PRId64 " was written, which nobody may",
+          a.differs + (int64_t)offset);
 }
 
 static void get_word(struct side *side, void *arg)
 {
     struct buf_arg *a = arg;
-    memcpy(&a->value, side->bufs[a->buf.id].mem.at + a->offset, sizeof a->value);
+    a->value = test_get_word(side->bufs[a->buf.id].mem.at + a->offset);
 }
 
 uint64_t pair_word(struct pair *p, struct buf buf, uint64_t offset)
@@ -337,7 +336,7 @@ uint64_t pair_word(struct pair *p, struct buf buf, uint64_t offset)
 static void set_word(struct side *side, void *arg)
 {
     struct buf_arg *a = arg;
-    memcpy(side->bufs[a->buf.id].mem.at + a->offset, &a->value, sizeof a->value);
+    test_set_word(side->bufs[a->buf.id].mem.at + a->offset, a->value);
 }
 
 void pair_set_word(struct pair *p, struct buf buf, uint64_t offset, uint64_t value)
