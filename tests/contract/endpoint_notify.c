@@ -196,6 +196,28 @@ static void a_list_of_writes_announces_all_its_data(void **state)
     free(remote);
 }
 
+/* A short piece is there long before a long one of the same operation. */
+static void a_long_and_a_short_piece(void **state)
+{
+    struct duo *d = *state;
+    const size_t len = 16 * MIB, cut = len - 8;
+    struct area near = duo_area(d, A, len, 0, 0), far = duo_area(d, B, len, 0, 0);
+    struct weft_local local[] = {area_local(near, 0, cut), area_local(near, cut, 8)};
+    struct weft_remote remote[2];
+    WEFT_OK(weft_remote_slice(&far.remote, 0, cut, &remote[0]));
+    WEFT_OK(weft_remote_slice(&far.remote, cut, 8, &remote[1]));
+    for (uint64_t i = 0; i < 5; i++) {
+        struct watch w = {far, len, 70 + i};
+        duo_fill(d, near, 70 + i);
+        weft_op_t op;
+        WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local,
+                                             .nlocal = 2, .remote = remote, .nremote = 2,
+                                             .notify = &w.seed, .notify_len = 4), &op));
+        duo_call(d, B, data_is_here, &w, sizeof w);
+        duo_wait(d, A, op, 0);
+    }
+}
+
 /* Of a read: once it has been read. Of an add: once it was added. */
 static void reads_and_adds_announce_too(void **state)
 {
@@ -284,6 +306,7 @@ int main(void)
         cmocka_unit_test(a_full_queue_makes_the_sender_wait),
         IN_BOTH(a_write_announces_its_data),
         IN_BOTH(a_list_of_writes_announces_all_its_data),
+        IN_BOTH(a_long_and_a_short_piece),
         IN_BOTH(reads_and_adds_announce_too),
         IN_ONE(a_failed_write_announces_nothing),
         IN_BOTH(each_notification_names_its_conn),
