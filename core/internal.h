@@ -655,8 +655,9 @@ struct weft__endpoint {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     int waiters;
-    bool leader; /* a caller sleeps, or is about to, on the descriptors */
-    bool closing, passive;
+    bool leader;           /* a caller sleeps, or is about to, on the descriptors */
+    _Atomic(bool) closing; /* written under the lock, read anywhere */
+    bool passive;
     int wake_fd; /* eventfd */
     struct weft__conn *conns, *accepts, **accepts_tail;
     _Atomic(struct weft__conn *) tells; /* conns that owe their peer a count of taken messages */

@@ -382,6 +382,7 @@ static void a_write_behind_many_messages(void **state)
     struct duo *d = *state;
     enum { N = 1000 };
     struct area near = duo_area(d, A, 64, 0, 0), far = duo_area(d, B, 64, 0, 0);
+    struct area into = duo_area(d, B, 64, 0, 0);
     struct weft_local local = area_local(near, 0, 64);
     static weft_op_t sends[N];
     duo_fill(d, near, 1);
@@ -395,7 +396,7 @@ static void a_write_behind_many_messages(void **state)
     duo_wait(d, A, write, 0);
     duo_check(d, far, 0, 64, 1);
     for (int i = 0; i < N; i++)
-        duo_wait(d, B, duo_recv(d, B, 0, far, 0, 64), 0);
+        duo_wait(d, B, duo_recv(d, B, 0, into, 0, 64), 0);
     for (int i = 0; i < N; i++)
         duo_wait(d, A, sends[i], 0);
 }
