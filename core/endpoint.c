@@ -545,6 +545,7 @@ int weft_endpoint_progress(weft_endpoint_t handle, int timeout_ms)
 struct notif_wait {
     struct weft__endpoint *ep;
     struct weft__arrival *arrival;
+    bool closing; /* as seen under the lock */
 };
 
 static bool notif_ready(void *arg)
@@ -552,7 +553,8 @@ static bool notif_ready(void *arg)
     struct notif_wait *w = arg;
     if (!w->arrival)
         w->arrival = weft__notif_pop(w->ep);
-    return w->arrival || w->ep->closing;
+    w->closing = w->ep->closing;
+    return w->arrival || w->closing;
 }
 
 int weft_endpoint_notif(weft_endpoint_t handle, int timeout_ms, struct weft_notif *notif)
@@ -562,7 +564,7 @@ int weft_endpoint_notif(weft_endpoint_t handle, int timeout_ms, struct weft_noti
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    struct notif_wait w = {ep, NULL};
+    struct notif_wait w = {.ep = ep};
     weft__wait(ep, notif_ready, &w, weft__deadline(timeout_ms));
     weft__kick_all(ep); /* taking one may let a peer go on */
     weft__tell(ep);
@@ -573,8 +575,8 @@ int weft_endpoint_notif(weft_endpoint_t handle, int timeout_ms, struct weft_noti
         w.arrival->data = NULL;
         weft__arrival_free(w.arrival);
     } else {
-        rc = ep->closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
-                         : weft_fail(WEFT_ETIMEOUT, "no notification within %d ms", timeout_ms);
+        rc = w.closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
+                       : weft_fail(WEFT_ETIMEOUT, "no notification within %d ms", timeout_ms);
     }
     weft__handle_put(handle);
     return rc;
