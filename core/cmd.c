@@ -13,8 +13,10 @@ static int refuse(const struct weft_cmd *cmd, const char *why)
 /* The local pieces add up to the length. */
 static int check_pieces(const struct weft_cmd *cmd)
 {
-    const struct weft_iov_local *iov = cmd->niov ? cmd->iov : &cmd->one;
     uint64_t left = cmd->len;
+    if (cmd->niov == 0 && cmd->one.len == left)
+        return 0;
+    const struct weft_iov_local *iov = cmd->niov ? cmd->iov : &cmd->one;
     for (uint32_t i = 0, n = cmd->niov ? cmd->niov : 1; i < n; left -= iov[i++].len)
         if (iov[i].len > left)
             return refuse(cmd, "its local pieces are longer");

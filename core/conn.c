@@ -26,7 +26,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
     conn->outq_tail = &conn->outq;
     weft__match_init(conn);
-    conn->handle = weft__handle_open(WEFT__CONN, conn);
+    conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);
     if (!conn->handle) {
         free(conn);
         return -ENOMEM;
@@ -159,6 +159,9 @@ void weft__conn_up(struct weft__conn *conn)
         weft__conn_down(conn, WEFT_EPEER, "the last link was lost before the conn was up");
         return;
     }
+    /* release pairs with the acquire in post_lock */
+    atomic_store_explicit(&conn->home, conn->nlinks == 1 ? conn->links[0]->lane : NULL,
+                          memory_order_release);
     for (int i = 0; i < conn->nlinks; i++)
         if (conn->gone_due[i] && conn->links[i]->closed)
             tell_link(conn, WEFT__MSG_LINK_GONE, i);

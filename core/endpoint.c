@@ -153,7 +153,7 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
     if (!ep)
         return weft_fail(-ENOMEM, "no memory for an endpoint");
     rc = open_all(ep, &o);
-    if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep)))
+    if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep, NULL)))
         rc = -ENOMEM;
     int threads = o.progress_threads ? o.progress_threads
                                      : (int)weft_config_int("WEFT_PROGRESS_THREADS");
@@ -522,10 +522,15 @@ struct event_wait {
     uint64_t since;
 };
 
+static uint64_t events(struct weft__endpoint *ep)
+{
+    return atomic_load(&ep->events) + atomic_load(&ep->changes);
+}
+
 static bool event_happened(void *arg)
 {
     struct event_wait *w = arg;
-    return atomic_load(&w->ep->events) != w->since || w->ep->closing;
+    return events(w->ep) != w->since || w->ep->closing;
 }
 
 int weft_endpoint_progress(weft_endpoint_t handle, int timeout_ms)
@@ -537,7 +542,7 @@ int weft_endpoint_progress(weft_endpoint_t handle, int timeout_ms)
     int n = weft__progress(ep);
     if (n == 0 && timeout_ms && weft__wait(ep, event_happened, &w, weft__deadline(timeout_ms)))
         n = 1;
-    atomic_store(&ep->events_seen, atomic_load(&ep->events));
+    atomic_store(&ep->events_seen, events(ep));
     weft__handle_put(handle);
     return n;
 }

@@ -20,6 +20,7 @@
 
 struct slot {
     _Atomic(uint64_t) state; /* generation << 32 | shut bit | users */
+    _Atomic(void *) owner;   /* see weft__handle_peek */
     void *obj;
     enum weft__kind kind;
     uint32_t next_free;
@@ -85,7 +86,7 @@ static int grow(void)
     return 0;
 }
 
-uint64_t weft__handle_open(enum weft__kind kind, void *obj)
+uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
 {
     pthread_mutex_lock(&lock);
     if (free_head == UINT32_MAX && grow()) {
@@ -99,6 +100,7 @@ uint64_t weft__handle_open(enum weft__kind kind, void *obj)
         free_tail = UINT32_MAX;
     slot->obj = obj;
     slot->kind = kind;
+    atomic_store_explicit(&slot->owner, owner, memory_order_relaxed);
     uint32_t generation = (uint32_t)(atomic_load(&slot->state) >> 32) + 1;
     /* pairs with the acquire in get: obj and kind are there before the generation is */
     atomic_store_explicit(&slot->state, (uint64_t)generation << 32, memory_order_release);
@@ -120,6 +122,22 @@ void *weft__handle_get(uint64_t handle, enum weft__kind kind)
         }
     }
     weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an open %s of this process",
+              (unsigned long long)handle, kind_names[kind]);
+    return NULL;
+}
+
+void *weft__handle_peek(uint64_t handle, enum weft__kind kind, const void *owner)
+{
+    struct slot *slot = slot_at(weft__handle_slot(handle));
+    if (slot && weft__handle_is(handle, kind)) {
+        /* acquire: pairs with the release in open. The slot is the owner's: then the lock that the
+         * caller holds keeps it as it is; or another's: then it is not looked at. */
+        uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
+        if (state >> 32 == (uint32_t)handle && !(state & SHUT) &&
+            atomic_load_explicit(&slot->owner, memory_order_relaxed) == owner)
+            return slot->obj;
+    }
+    weft_fail(WEFT_EHANDLE, "0x%016llx is not the handle of an open %s of this endpoint",
               (unsigned long long)handle, kind_names[kind]);
     return NULL;
 }

@@ -105,8 +105,13 @@ struct weft__lane {
     int index; /* in endpoint->lanes */
     int nth;   /* among the lanes of its transport */
     pthread_mutex_t lock;
-    _Atomic(struct weft__work *) queue; /* last pushed first */
-    _Atomic(int) sleeping;              /* someone sleeps on the nic's wait_fd */
+    /* endpoint lock */
+    struct weft__work *queue, **queue_tail;
+    uint32_t nqueued;
+    bool held; /* who holds the endpoint lock holds the lane's, too, and takes the queue along */
+    /* lane lock, but for the atomic ones */
+    _Atomic(bool) waiting;      /* there is work in the queue */
+    _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
     struct weft__link *stalled;         /* links with a backlog the nic would not take */
     struct weft__work *retry;           /* deregistrations that must wait */
     int lost;                           /* the nic failed: its code */
@@ -115,10 +120,15 @@ struct weft__lane {
 int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
                     const char *fault, const char *bind_host, struct weft__lane **out);
 void weft__lane_close(struct weft__lane *lane);
-/* Any lock may be held. */
+/* Endpoint lock held; then, without it: kick. */
 void weft__lane_push(struct weft__lane *lane, struct weft__work *work);
 /* No lane or endpoint lock held (another lane's lock may be). */
 void weft__lane_kick(struct weft__lane *lane);
+/* The endpoint lock for who is going to post to a conn, and with it, if it is free, the lock of the
+ * lane that the conn goes by: unlock then hands what was pushed to the nic. more: the caller will
+ * post again at once; what was pushed may wait for that. */
+struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more);
+void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool more);
 /* For a call into the nic from outside: blocks while another thread drives it. */
 void weft__lane_lock(struct weft__lane *lane);
 void weft__lane_unlock(struct weft__lane *lane);
@@ -309,6 +319,10 @@ void weft__op_shut_regs(struct weft__op *op);
 
 /* The op of a handle, or NULL. No lock held. */
 struct weft__op *weft__op_at(weft_op_t handle);
+/* Make the handle of an op that is done stale: true for one of several callers, who then owns the
+ * op and gives it back with weft__op_retire. No lock needed. */
+bool weft__op_claim(struct weft__op *op, weft_op_t handle);
+void weft__op_retire(struct weft__op *op);
 /* The op of a handle and its endpoint, which is kept alive until weft__handle_put(*ep_handle); NULL
  * and a sentence if there is none. No lock held; the op may be another one by the time there is. */
 struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
@@ -328,6 +342,8 @@ void weft__opq_remove(struct weft__opq *q, struct weft__op *op);
 /* All with the endpoint lock held. */
 struct weft__wr *weft__wr_new(struct weft__endpoint *ep);
 void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr);
+/* A new op. It may have ended when this returns, if there was nothing to move. */
+void weft__stripe_start(struct weft__conn *conn, struct weft__op *op);
 /* Assign work to links as far as they have room. */
 void weft__stripe_fill(struct weft__conn *conn);
 void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp);
@@ -525,6 +541,7 @@ struct weft__conn {
     uint64_t peer_window; /* eager bytes it accepts */
     struct weft__link *links[WEFT__MAX_LINKS];
     int nlinks, next_link;
+    _Atomic(struct weft__lane *) home; /* of the only link of a conn that is up; else NULL */
     uint64_t notif_scan; /* see weft__notif_pop */
 
     struct weft__op *ops; /* all that are not done */
@@ -680,8 +697,9 @@ struct weft__endpoint {
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
     _Atomic(uint64_t) driven;      /* times a caller drove the lanes */
-    _Atomic(uint64_t) events;      /* things that happened, ever */
-    _Atomic(uint64_t) events_seen; /* of these, by weft_endpoint_progress */
+    _Atomic(uint64_t) events;      /* things that happened while driving, ever */
+    _Atomic(uint64_t) changes;     /* and in other ways. Written under the lock. */
+    _Atomic(uint64_t) events_seen; /* of both, by weft_endpoint_progress */
 };
 
 #endif

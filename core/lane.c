@@ -4,8 +4,11 @@
  *
  * Anyone may push work; only the holder of the lock touches the nic. weft__lane_kick takes the
  * lock if it is free and does the work at once, so in the common case the thread that posts an
- * operation also hands it to the nic. If another thread holds the lock, that thread looks at the
- * queue once more after letting go, so no work is left behind.
+ * operation also hands it to the nic. If another thread holds the lock, that thread looks once
+ * more for work after letting go, so none is left behind.
+ *
+ * A thread that is going to hold the endpoint lock with the lane lock in hand anyway (who posts,
+ * who dispatches comps) takes what it pushes along (lane->held): no flag, no second look.
  */
 #include "internal.h"
 
@@ -41,6 +44,7 @@ int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *tran
     lane->endpoint = ep;
     lane->transport = transport;
     lane->nth = nth;
+    lane->queue_tail = &lane->queue;
     pthread_mutex_init(&lane->lock, NULL);
     *out = lane;
     return 0;
@@ -55,26 +59,26 @@ void weft__lane_close(struct weft__lane *lane)
 
 void weft__lane_push(struct weft__lane *lane, struct weft__work *work)
 {
-    struct weft__work *head = atomic_load_explicit(&lane->queue, memory_order_relaxed);
-    do
-        work->next = head;
-    /* release pairs with the acquire in take; seq_cst orders it before the trylock in kick */
-    while (!atomic_compare_exchange_weak(&lane->queue, &head, work));
+    work->next = NULL;
+    *lane->queue_tail = work;
+    lane->queue_tail = &work->next;
+    lane->nqueued++;
+    /* sequentially consistent: ordered before the trylock in kick, and pairs with the loads of who
+     * has let go of the lane lock */
+    if (!lane->held && !atomic_load_explicit(&lane->waiting, memory_order_relaxed))
+        atomic_store(&lane->waiting, true);
 }
 
-/* All queued work, oldest first. */
+/* All queued work, oldest first. Endpoint lock held. */
 static struct weft__work *take(struct weft__lane *lane)
 {
-    if (!atomic_load_explicit(&lane->queue, memory_order_relaxed))
-        return NULL;
-    struct weft__work *list = atomic_exchange(&lane->queue, NULL), *out = NULL;
-    while (list) {
-        struct weft__work *next = list->next;
-        list->next = out;
-        out = list;
-        list = next;
-    }
-    return out;
+    struct weft__work *list = lane->queue;
+    lane->queue = NULL;
+    lane->queue_tail = &lane->queue;
+    lane->nqueued = 0;
+    /* relaxed: who pushes sees it by the endpoint lock */
+    atomic_store_explicit(&lane->waiting, false, memory_order_relaxed);
+    return list;
 }
 
 /* --- flight list of a link: what the nic has and has not completed --------------------------- */
@@ -121,25 +125,35 @@ static void refuse(struct weft__link *link, int status)
     pthread_mutex_unlock(&link->lane->endpoint->lock);
 }
 
+/* The first n of a backlog, at most BATCH, as an array. One is handed over where it is. */
+static const struct weft_cmd *gather(const struct weft__link *link, struct weft_cmd cmds[BATCH],
+                                     int *n)
+{
+    const struct weft__wr *wr = link->backlog;
+    *n = 1;
+    if (!wr->work.next)
+        return &wr->cmd;
+    for (*n = 0; wr && *n < BATCH; wr = (const struct weft__wr *)wr->work.next) {
+        cmds[*n] = wr->cmd;
+        cmds[(*n)++].flags |= wr->work.next ? WEFT_CMD_MORE : 0;
+    }
+    return cmds;
+}
+
 /* Hand over as much of a link's backlog as the nic takes. True if nothing is left to hand over. */
 static bool flush(struct weft__link *link)
 {
-    struct weft_cmd cmds[BATCH];
+    struct weft_cmd array[BATCH];
     while (link->backlog && link->tl) {
-        int n = 0;
-        struct weft__wr *wr = link->backlog;
-        for (; wr && n < BATCH; wr = (struct weft__wr *)wr->work.next) {
-            cmds[n] = wr->cmd;
-            cmds[n].flags |= wr->work.next ? WEFT_CMD_MORE : 0;
-            n++;
-        }
+        int n;
+        const struct weft_cmd *cmds = gather(link, array, &n);
         int took = link->tl->nic->transport->ops->post(link->tl, cmds, n);
         if (took < 0 && took == WEFT_ELINK)
             return true; /* LINK_DOWN is on its way, and ends the backlog */
         if (took < 0)
             refuse(link, took);
         for (int i = 0; i < took; i++) {
-            wr = link->backlog;
+            struct weft__wr *wr = link->backlog;
             link->backlog = (struct weft__wr *)wr->work.next;
             flight_add(link, wr);
         }
@@ -277,17 +291,28 @@ static struct weft__link *do_work(struct weft__lane *lane, struct weft__work *wo
     return NULL;
 }
 
+/* Do work that was taken. Returns how much there was. */
+static int run(struct weft__lane *lane, struct weft__work *list)
+{
+    struct weft__link *last = NULL;
+    int n = 0;
+    for (struct weft__work *next; list; list = next, n++) {
+        next = list->next;
+        last = do_work(lane, list, last);
+    }
+    flush_or_stall(last);
+    return n;
+}
+
 /* Do what was pushed. Lane lock held. Returns how much there was. */
 static int drain(struct weft__lane *lane)
 {
     int n = 0;
-    for (struct weft__work *list; (list = take(lane));) {
-        struct weft__link *last = NULL;
-        for (struct weft__work *next; list; list = next, n++) {
-            next = list->next;
-            last = do_work(lane, list, last);
-        }
-        flush_or_stall(last);
+    while (atomic_load(&lane->waiting)) {
+        pthread_mutex_lock(&lane->endpoint->lock);
+        struct weft__work *list = take(lane);
+        pthread_mutex_unlock(&lane->endpoint->lock);
+        n += run(lane, list);
     }
     return n;
 }
@@ -331,11 +356,15 @@ static int poll_once(struct weft__lane *lane)
     if (n == 0)
         return 0;
     pthread_mutex_lock(&lane->endpoint->lock);
+    lane->held = true;
     if (n < 0)
         lane_lost(lane, n);
     for (int i = 0; i < n; i++)
         dispatch(lane, &comps[i]);
+    lane->held = false;
+    struct weft__work *list = take(lane);
     pthread_mutex_unlock(&lane->endpoint->lock);
+    run(lane, list);
     return n < 0 ? 1 : n;
 }
 
@@ -344,7 +373,7 @@ static void kick_others(struct weft__lane *self)
 {
     struct weft__endpoint *ep = self->endpoint;
     for (int i = 0; i < ep->nlanes; i++)
-        if (ep->lanes[i] != self && atomic_load(&ep->lanes[i]->queue))
+        if (ep->lanes[i] != self && atomic_load(&ep->lanes[i]->waiting))
             weft__lane_kick(ep->lanes[i]);
 }
 
@@ -373,30 +402,70 @@ int weft__lane_progress(struct weft__lane *lane)
         n += progress_locked(lane);
         pthread_mutex_unlock(&lane->lock);
         /* pushed while we held the lock, by someone whose trylock failed */
-    } while (atomic_load(&lane->queue));
+    } while (atomic_load(&lane->waiting));
     if (n && lane->endpoint->nlanes > 1)
         kick_others(lane);
     return n;
 }
 
+/* Who sleeps on the nic's descriptor armed it before this work was there: go on in its place.
+ * Lane lock held. */
+static void stand_in(struct weft__lane *lane)
+{
+    for (int i = 0; i < 4 && progress_locked(lane); i++)
+        ;
+    if (lane->stalled || lane->retry || atomic_load(&lane->endpoint->tells) ||
+        lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
+        weft__wake(lane->endpoint);
+}
+
 void weft__lane_kick(struct weft__lane *lane)
 {
-    while (atomic_load(&lane->queue)) {
+    while (atomic_load(&lane->waiting)) {
         if (pthread_mutex_trylock(&lane->lock))
             return;
         drain(lane);
-        /* who sleeps on the nic's descriptor armed it before this work was there */
-        if (atomic_load(&lane->sleeping)) {
-            for (int i = 0; i < 4 && progress_locked(lane); i++)
-                ;
-            if (lane->stalled || lane->retry || atomic_load(&lane->endpoint->tells) ||
-                lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
-                weft__wake(lane->endpoint);
-        }
+        if (atomic_load(&lane->sleeping))
+            stand_in(lane);
         pthread_mutex_unlock(&lane->lock);
     }
     if (lane->endpoint->nlanes > 1)
         kick_others(lane);
+}
+
+struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more)
+{
+    struct weft__lane *lane = more ? NULL
+                                   : atomic_load_explicit(&conn->home, memory_order_acquire);
+    if (lane && pthread_mutex_trylock(&lane->lock))
+        lane = NULL;
+    pthread_mutex_lock(&conn->ep->lock);
+    if (lane)
+        lane->held = true;
+    return lane;
+}
+
+void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool more)
+{
+    struct weft__endpoint *ep = conn->ep;
+    struct weft__work *list = NULL;
+    if (lane) {
+        lane->held = false;
+        list = take(lane);
+    } else if (more) { /* a caller who does not keep the promise waits no longer than this */
+        lane = atomic_load_explicit(&conn->home, memory_order_relaxed);
+        more = lane && lane->nqueued < BATCH;
+        lane = NULL;
+    }
+    pthread_mutex_unlock(&ep->lock);
+    if (lane) {
+        run(lane, list);
+        if (atomic_load(&lane->sleeping))
+            stand_in(lane);
+        pthread_mutex_unlock(&lane->lock);
+    }
+    if (!more)
+        weft__kick_all(ep);
 }
 
 void weft__lane_rearm(struct weft__lane *lane)
@@ -426,12 +495,12 @@ int weft__lane_arm(struct weft__lane *lane)
     /* before the look at the queue: pairs with kick, which pushes before it looks at sleeping */
     atomic_fetch_add(&lane->sleeping, 1);
     if (pthread_mutex_trylock(&lane->lock) == 0) {
-        if (!atomic_load(&lane->queue) && !lane->retry && !lane->lost)
+        if (!atomic_load(&lane->waiting) && !lane->retry && !lane->lost)
             rc = lane->nic->transport->ops->wait_fd(lane->nic);
         else if (lane->lost)
             rc = -1;
         pthread_mutex_unlock(&lane->lock);
-        if (atomic_load(&lane->queue)) /* pushed meanwhile, by someone whose trylock failed */
+        if (atomic_load(&lane->waiting)) /* pushed meanwhile, by someone whose trylock failed */
             rc = WEFT_EAGAIN;
     }
     if (rc == WEFT_EAGAIN)

@@ -415,8 +415,7 @@ int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *l
     op->on_end = on_end;
     arrival->fetching = true;
     conn->stats.msgs_large++;
-    weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
-    weft__stripe_fill(conn);
+    weft__stripe_start(conn, op);
     return 0;
 }
 

@@ -159,7 +159,7 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
                     weft_mem_t *out)
 {
     struct weft__mem *mem = calloc(1, sizeof *mem);
-    weft_mem_t handle = mem ? weft__handle_open(WEFT__MEM, mem) : 0;
+    weft_mem_t handle = mem ? weft__handle_open(WEFT__MEM, mem, ep) : 0;
     if (!handle) {
         free(mem);
         return weft_fail(-ENOMEM, "no memory for a mem");
@@ -176,13 +176,13 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
         free(mem);
         return rc;
     }
+    pthread_mutex_lock(&ep->lock);
     *mem = (struct weft__mem){.ep = ep,
                               .handle = handle,
                               .ep_handle = ep->handle,
                               .reg = reg,
                               .addr = addr,
                               .len = len};
-    pthread_mutex_lock(&ep->lock);
     if (reg->refs == 1 && !weft__reg_find(ep, reg->key)) {
         reg->next = ep->regs;
         ep->regs = reg;
@@ -295,19 +295,15 @@ int weft_mem_dereg(weft_mem_t handle)
 int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *addr, uint64_t len,
                      struct weft__reg **reg)
 {
-    struct weft__mem *mem = weft__handle_get(handle, WEFT__MEM);
-    int rc = 0;
+    const struct weft__mem *mem = weft__handle_peek(handle, WEFT__MEM, ep);
     if (!mem)
         return WEFT_EHANDLE;
-    if (mem->ep != ep)
-        rc = weft_fail(WEFT_EHANDLE, "mem belongs to another endpoint");
-    else if (!contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
-        rc = weft_fail(WEFT_EBOUNDS, "%llu bytes at %p are not inside the mem of %llu bytes at %p",
-                       (unsigned long long)len, addr, (unsigned long long)mem->len, mem->addr);
-    else
-        *reg = mem->reg;
-    weft__handle_put(handle);
-    return rc;
+    if (!contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
+        return weft_fail(WEFT_EBOUNDS,
+                         "%llu bytes at %p are not inside the mem of %llu bytes at %p",
+                         (unsigned long long)len, addr, (unsigned long long)mem->len, mem->addr);
+    *reg = mem->reg;
+    return 0;
 }
 
 /* --- remotes --------------------------------------------------------------------------------- */
@@ -344,7 +340,7 @@ static void encode(const struct weft__remote *r, struct weft_remote *out)
 /* In the path of every operation, so read at fixed places and not field by field. */
 int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *out)
 {
-    struct {
+    struct wire {
         uint8_t version, access;
         uint16_t magic;
         uint32_t owner;
@@ -352,14 +348,15 @@ int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *o
         uint32_t keys[8];
     } wire;
     _Static_assert(sizeof wire == sizeof *remote, "the struct is the layout above");
-    memcpy(&wire, remote, sizeof wire);
+    memcpy(&wire, remote, offsetof(struct wire, keys));
+    memcpy(out->keys, remote->bytes + offsetof(struct wire, keys), sizeof out->keys);
     out->access = wire.access;
     out->owner = le32toh(wire.owner);
     out->addr = le64toh(wire.addr);
     out->len = le64toh(wire.len);
     out->key = le64toh(wire.key);
     for (int i = 0; i < 8; i++)
-        out->keys[i] = le32toh(wire.keys[i]);
+        out->keys[i] = le32toh(out->keys[i]);
     if (le16toh(wire.magic) != REMOTE_MAGIC || out->access & ~ALL_ACCESS ||
         out->addr + out->len < out->addr)
         return weft_fail(WEFT_EPROTO, "these 64 bytes are not a remote");

@@ -23,6 +23,9 @@ static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct weft__op *) chunks[CHUNKS];
 static uint32_t nchunks;
 static struct weft__op *pool; /* free, of no endpoint */
+/* Free ones that callers gave back: they do not take the endpoint's lock for it. Endpoints that
+ * need some take all. */
+static _Atomic(struct weft__op *) retired;
 
 static struct weft__op *slot_at(uint32_t slot)
 {
@@ -56,6 +59,13 @@ struct weft__op *weft__op_at(weft_op_t handle)
     return op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle ? op : NULL;
 }
 
+bool weft__op_claim(struct weft__op *op, weft_op_t handle)
+{
+    /* acquire: pairs with the release in finish, for those that saw it done */
+    return atomic_compare_exchange_strong_explicit(&op->handle, &handle, 0, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
 struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
                                weft_endpoint_t *ep_handle)
 {
@@ -71,9 +81,22 @@ struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
     return NULL;
 }
 
-/* Give the endpoint a chunk's worth of free ops. */
+void weft__op_retire(struct weft__op *op)
+{
+    struct weft__op *head = atomic_load_explicit(&retired, memory_order_relaxed);
+    do
+        op->next = head;
+    /* release pairs with the acquire in refill: who retired it is done with it */
+    while (!atomic_compare_exchange_weak_explicit(&retired, &head, op, memory_order_release,
+                                                  memory_order_relaxed));
+}
+
+/* Give the endpoint some free ops. */
 static void refill(struct weft__endpoint *ep)
 {
+    ep->free_ops = atomic_exchange_explicit(&retired, NULL, memory_order_acquire);
+    if (ep->free_ops)
+        return;
     pthread_mutex_lock(&pool_lock);
     if (pool || pool_grow() == 0) {
         for (int i = 0; i < CHUNK && pool; i++) {
@@ -91,8 +114,9 @@ void weft__op_pool_free(struct weft__endpoint *ep)
 {
     for (uint32_t slot = 0; slot_at(slot); slot++) {
         struct weft__op *op = slot_at(slot);
-        if (op->handle && op->ep_handle == ep->handle)
-            weft__op_free(op);
+        uint64_t handle = op->handle;
+        if (handle && op->ep_handle == ep->handle && weft__op_claim(op, handle))
+            weft__op_retire(op);
     }
     pthread_mutex_lock(&pool_lock);
     while (ep->free_ops) {
@@ -107,7 +131,7 @@ void weft__op_pool_free(struct weft__endpoint *ep)
 /* Everything but what identifies the slot. */
 static void reset(struct weft__op *op)
 {
-    op->done = false;
+    atomic_store_explicit(&op->done, false, memory_order_relaxed);
     op->conn = NULL;
     op->prev = op->next = op->qprev = op->qnext = NULL;
     op->where = WEFT__AT_NONE;
@@ -140,10 +164,13 @@ struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
     ep->free_ops = op->next;
     reset(op);
     op->ep = ep;
-    op->ep_handle = ep->handle;
+    atomic_store_explicit(&op->ep_handle, ep->handle, memory_order_relaxed);
     op->conn = conn;
     op->kind = kind;
-    op->handle = weft__handle_make(WEFT__OP, op->slot, ++op->generation);
+    /* release pairs with the acquire in weft__op_at: what is reset above is seen */
+    atomic_store_explicit(&op->handle,
+                          weft__handle_make(WEFT__OP, op->slot, ++op->generation),
+                          memory_order_release);
     op->next = conn->ops;
     if (conn->ops)
         conn->ops->prev = op;
@@ -183,11 +210,13 @@ static void free_parts(struct weft__op *op)
         free(op->pieces);
     op->pieces = NULL;
     op->npieces = 0;
-    free(op->notify);
-    free(op->bounce);
-    free(op->regs);
-    op->notify = op->bounce = NULL;
-    op->regs = NULL;
+    if (op->notify || op->regs) {
+        free(op->notify);
+        free(op->bounce);
+        free(op->regs);
+        op->notify = op->bounce = NULL;
+        op->regs = NULL;
+    }
 }
 
 void weft__op_free(struct weft__op *op)
@@ -195,7 +224,7 @@ void weft__op_free(struct weft__op *op)
     struct weft__endpoint *ep = op->ep;
     leave_conn(op);
     free_parts(op);
-    atomic_store(&op->handle, 0);
+    atomic_store_explicit(&op->handle, 0, memory_order_relaxed);
     op->next = ep->free_ops;
     ep->free_ops = op;
 }
@@ -266,10 +295,11 @@ static void finish(struct weft__op *op)
     release_regs(op);
     free_parts(op);
     leave_conn(op);
-    /* pairs with the acquire in weft_op_poll: the data and the status are there */
-    atomic_store_explicit(&op->done, true, memory_order_release);
     if (op->detached)
         weft__op_free(op);
+    else /* from here on it is the caller's, also while this thread still holds the lock. Pairs
+          * with the acquire in weft_op_poll: the data and the status are there. */
+        atomic_store_explicit(&op->done, true, memory_order_release);
     weft__changed(ep);
 }
 
@@ -376,6 +406,10 @@ static int check_xfer(const struct weft_xfer *x)
     return rc;
 }
 
+static const uint32_t needs[] = {[WEFT_XFER_WRITE] = WEFT_WRITE,
+                                 [WEFT_XFER_READ] = WEFT_READ,
+                                 [WEFT_XFER_ADD] = WEFT_ATOMIC};
+
 /* The remote half of piece i. */
 static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
                        const struct weft_xfer *x, size_t i)
@@ -385,15 +419,11 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
     if (rc)
         return rc;
     uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
-    uint64_t len = x->op == WEFT_XFER_ADD ? 8 : piece->len;
-    uint32_t needs = x->op == WEFT_XFER_WRITE  ? WEFT_WRITE
-                     : x->op == WEFT_XFER_READ ? WEFT_READ
-                                               : WEFT_ATOMIC;
-    if (offset > r.len || len > r.len - offset)
+    if (offset > r.len || piece->len > r.len - offset)
         return weft_fail(WEFT_EBOUNDS, "remote[%zu] has %llu bytes; %llu at %llu do not fit", i,
-                         (unsigned long long)r.len, (unsigned long long)len,
+                         (unsigned long long)r.len, (unsigned long long)piece->len,
                          (unsigned long long)offset);
-    if (!(r.access & needs))
+    if (!(r.access & needs[x->op]))
         return weft_fail(WEFT_EACCESS, "remote[%zu] was not registered for this operation", i);
     if (x->op == WEFT_XFER_ADD && (r.addr + offset) % 8)
         return weft_fail(-EINVAL, "remote[%zu]: an ADD needs an address aligned to 8", i);
@@ -409,18 +439,21 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
                       size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
-    memset(piece, 0, sizeof *piece);
+    piece->reg = NULL;
     if (i < x->nlocal) {
         piece->addr = x->local[i].addr;
         piece->len = x->local[i].len;
-        op->total += piece->len;
         if (x->local[i].mem) {
             int rc = weft__mem_reg_of(conn->ep, x->local[i].mem, piece->addr, piece->len,
                                       &piece->reg);
             if (rc)
                 return rc;
         }
+    } else {
+        piece->addr = NULL;
+        piece->len = sizeof(uint64_t); /* ADD */
     }
+    op->total += piece->len;
     return x->nremote ? fill_remote(piece, conn, x, i) : 0;
 }
 
@@ -442,8 +475,6 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
     for (size_t i = 0; i < n; i++)
         if (op->pieces[i].reg)
             op->pieces[i].reg->users++;
-    if (x->op == WEFT_XFER_ADD)
-        op->total = op->pieces[0].len = 8;
     op->value = x->value;
     op->result = x->result;
     op->more = x->flags & WEFT_XFER_MORE;
@@ -534,7 +565,6 @@ static int prepare_notify(struct weft__endpoint *ep, const struct weft_xfer *x, 
 
 static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
 {
-    memset(p, 0, sizeof *p);
     int rc = 0;
     if (x->op == WEFT_XFER_SEND)
         rc = prepare_send(ep, x, p);
@@ -545,8 +575,11 @@ static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct 
     return rc;
 }
 
+/* p is NULL for an operation that needs nothing prepared. */
 static void adopt(struct weft__op *op, const struct parts *p, const struct weft_xfer *x)
 {
+    if (!p)
+        return;
     op->notify = p->notify;
     op->notify_len = x->notify_len;
     op->has_notify = p->notify != NULL;
@@ -565,8 +598,7 @@ static void start(struct weft__conn *conn, struct weft__op *op)
     } else if (op->kind == WEFT__OP_SEND || op->kind == WEFT__OP_NOTIFY) {
         weft__match_send(op);
     } else {
-        weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
-        weft__stripe_fill(conn);
+        weft__stripe_start(conn, op);
     }
 }
 
@@ -593,30 +625,55 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     return 0;
 }
 
+static int post_simple(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
+                       weft_op_t *out)
+{
+    bool more = x->flags & WEFT_XFER_MORE;
+    struct weft__lane *lane = weft__post_lock(conn, more);
+    int rc = begin(conn, x, NULL, urgent, out);
+    weft__post_unlock(conn, lane, more);
+    return rc;
+}
+
+static int post_with_parts(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
+                           weft_op_t *out)
+{
+    struct weft__endpoint *ep = conn->ep;
+    struct parts parts = {0};
+    int rc = prepare(ep, x, &parts);
+    if (rc)
+        return rc;
+    bool more = x->flags & WEFT_XFER_MORE;
+    struct weft__lane *lane = weft__post_lock(conn, more);
+    rc = begin(conn, x, &parts, urgent, out);
+    weft__post_unlock(conn, lane, more);
+    if (rc)
+        parts_undo(ep, &parts);
+    return rc;
+}
+
 int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, weft_op_t *out)
 {
-    struct weft_xfer x = {0};
+    struct weft_xfer copy;
     if (!xfer)
         return refuse("xfer is NULL");
-    int rc = weft__opts_copy(&x, sizeof x, xfer, "weft_xfer");
+    int rc = 0;
+    if (xfer->struct_size != sizeof copy) { /* of another version: else there is no need */
+        memset(&copy, 0, sizeof copy);
+        rc = weft__opts_copy(&copy, sizeof copy, xfer, "weft_xfer");
+        xfer = &copy;
+    }
     if (rc == 0)
-        rc = check_xfer(&x);
+        rc = check_xfer(xfer);
     if (rc)
         return rc;
     struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
     if (!conn)
         return WEFT_EHANDLE;
-    struct weft__endpoint *ep = conn->ep;
-    struct parts parts;
-    rc = prepare(ep, &x, &parts);
-    if (rc == 0) {
-        pthread_mutex_lock(&ep->lock);
-        rc = begin(conn, &x, &parts, urgent, out);
-        pthread_mutex_unlock(&ep->lock);
-        if (rc)
-            parts_undo(ep, &parts);
-        weft__kick_all(ep);
-    }
+    if (xfer->op == WEFT_XFER_SEND || xfer->notify)
+        rc = post_with_parts(conn, xfer, urgent, out);
+    else
+        rc = post_simple(conn, xfer, urgent, out);
     weft__handle_put(handle);
     return rc;
 }

@@ -47,7 +47,9 @@ void weft__wake(struct weft__endpoint *ep)
 
 void weft__changed(struct weft__endpoint *ep)
 {
-    atomic_fetch_add_explicit(&ep->events, 1, memory_order_relaxed);
+    /* one writer at a time: no need to pay for more */
+    uint64_t changes = atomic_load_explicit(&ep->changes, memory_order_relaxed);
+    atomic_store_explicit(&ep->changes, changes + 1, memory_order_relaxed);
     if (ep->waiters)
         pthread_cond_broadcast(&ep->changed);
     if (ep->leader)
@@ -57,7 +59,7 @@ void weft__changed(struct weft__endpoint *ep)
 void weft__kick_all(struct weft__endpoint *ep)
 {
     for (int i = 0; i < ep->nlanes; i++)
-        if (atomic_load(&ep->lanes[i]->queue))
+        if (atomic_load(&ep->lanes[i]->waiting))
             weft__lane_kick(ep->lanes[i]);
 }
 
@@ -115,7 +117,9 @@ static int drive_as_caller(struct weft__endpoint *ep)
 {
     if (ep->nthreads > 1)
         return 0;
-    atomic_fetch_add_explicit(&ep->driven, 1, memory_order_relaxed);
+    /* not exact between two callers, and need not be: see step_aside */
+    uint64_t driven = atomic_load_explicit(&ep->driven, memory_order_relaxed);
+    atomic_store_explicit(&ep->driven, driven + 1, memory_order_relaxed);
     int n = drive(ep, 0, 1);
     if (n == 0)
         weft__tell(ep);

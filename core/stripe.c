@@ -47,6 +47,8 @@ static bool has_room(const struct weft__link *link)
 /* Next link with room, in turn. */
 static struct weft__link *pick(struct weft__conn *conn)
 {
+    if (conn->nlinks == 1)
+        return has_room(conn->links[0]) ? conn->links[0] : NULL;
     for (int i = 0; i < conn->nlinks; i++) {
         int at = conn->next_link + i;
         if (at >= conn->nlinks)
@@ -96,10 +98,15 @@ static uint64_t cut(const struct weft__link *link, uint64_t left)
 {
     struct weft__conn *conn = link->conn;
     uint64_t most = link->lane->nic->attr.max_msg;
-    if (weft__conn_links_up(conn) > 1 && conn->ep->chunk < most)
+    if (conn->nlinks > 1 && weft__conn_links_up(conn) > 1 && conn->ep->chunk < most)
         most = conn->ep->chunk;
     return left < most ? left : most;
 }
+
+static const uint8_t cmd_op[] = {[WEFT__OP_WRITE] = WEFT_OP_WRITE,
+                                 [WEFT__OP_READ] = WEFT_OP_READ,
+                                 [WEFT__OP_ADD] = WEFT_OP_ADD64,
+                                 [WEFT__OP_FETCH] = WEFT_OP_READ};
 
 /* The next part of an op as a wr. NULL: no memory. */
 static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
@@ -108,22 +115,23 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     if (!wr)
         return NULL;
     const struct weft__piece *piece = &op->pieces[op->next_piece];
-    uint64_t n = op->kind == WEFT__OP_ADD ? 8 : cut(link, piece->len - op->next_offset);
+    uint64_t n = cut(link, piece->len - op->next_offset);
     wr->kind = WEFT__WR_DATA;
     wr->op = op;
     wr->msg = NULL;
     wr->piece = op->next_piece;
-    wr->cmd = (struct weft_cmd){
-        .op = op->kind == WEFT__OP_WRITE ? WEFT_OP_WRITE
-              : op->kind == WEFT__OP_ADD ? WEFT_OP_ADD64
-                                         : WEFT_OP_READ,
-        .flags = op->more ? WEFT_CMD_MORE : 0,
-        .remote_addr = piece->raddr + op->next_offset,
-        .value = op->value,
-        .len = n,
-        .ctx = (uintptr_t)wr,
-        .one = {.addr = piece->addr + op->next_offset, .len = n},
-    };
+    /* all fields, one by one: an initialiser costs as much as the rest of this function */
+    struct weft_cmd *cmd = &wr->cmd;
+    cmd->op = cmd_op[op->kind];
+    cmd->flags = op->more ? WEFT_CMD_MORE : 0;
+    cmd->niov = 0;
+    cmd->imm = 0;
+    cmd->remote_addr = piece->raddr + op->next_offset;
+    cmd->value = op->value;
+    cmd->len = n;
+    cmd->ctx = (uintptr_t)wr;
+    cmd->one.addr = piece->addr + op->next_offset;
+    cmd->one.len = n;
     op->next_offset += n;
     op->pending++;
     skip_empty(op);
@@ -191,6 +199,23 @@ void weft__stripe_fill(struct weft__conn *conn)
             weft__op_settle(op);
         }
     }
+}
+
+void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
+{
+    /* The common case, without a detour through the queue: one piece, and room for it. */
+    if (conn->state == WEFT_CONN_UP && !conn->todo.head && !conn->resend && op->npieces == 1 &&
+        op->kind != WEFT__OP_ADD && op->total) {
+        struct weft__link *link = pick(conn);
+        struct weft__wr *wr = link ? next_wr(op, link) : NULL;
+        if (wr) {
+            assign(wr, link);
+            if (exhausted(op))
+                return;
+        }
+    }
+    weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
+    weft__stripe_fill(conn);
 }
 
 static void stop(struct weft__op *op)

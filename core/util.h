@@ -33,11 +33,14 @@ uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generat
 uint32_t weft__handle_slot(uint64_t handle);
 bool weft__handle_is(uint64_t handle, enum weft__kind kind);
 
-/* Give obj a handle; 0 when out of memory. */
-uint64_t weft__handle_open(enum weft__kind kind, void *obj);
+/* Give obj a handle; 0 when out of memory. owner: whose lock handle_shut is called under, if it
+ * always is, for handle_peek; else NULL. */
+uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner);
 /* The object, kept alive until put; NULL and a sentence if the handle is stale or foreign. */
 void *weft__handle_get(uint64_t handle, enum weft__kind kind);
 void weft__handle_put(uint64_t handle);
+/* The object for a caller that holds its owner's lock, and uses it no longer than that. */
+void *weft__handle_peek(uint64_t handle, enum weft__kind kind, const void *owner);
 /* Make the handle stale. True for exactly one of several callers. */
 bool weft__handle_shut(uint64_t handle, enum weft__kind kind);
 /* After shut: wait until no one but `mine` holders is left, then free the slot. */

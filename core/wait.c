@@ -13,42 +13,47 @@ static void copy_status(const struct weft__op *op, struct weft_op_status *status
         return;
     status->status = op->status;
     status->bytes = op->bytes;
-    memcpy(status->text, op->text, sizeof status->text);
+    status->text[0] = 0;
+    if (op->status)
+        memcpy(status->text, op->text, sizeof status->text);
 }
 
 /* If the op is done: its status, and the handle is gone. 1 done, 0 not yet, or WEFT_EHANDLE. */
-static int retire(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle,
-                  struct weft_op_status *status, int *result)
+static int retire(struct weft__op *op, weft_op_t handle, struct weft_op_status *status,
+                  int *result)
 {
-    pthread_mutex_lock(&ep->lock);
-    int rc = 1;
-    if (op->handle != handle) {
-        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    } else if (!op->done) {
-        rc = 0;
-    } else {
-        *result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
-        copy_status(op, status);
-        weft__op_free(op);
-    }
-    pthread_mutex_unlock(&ep->lock);
-    return rc;
+    /* pairs with the release in finish */
+    if (!atomic_load_explicit(&op->done, memory_order_acquire) && weft__op_at(handle) == op)
+        return 0;
+    if (!weft__op_claim(op, handle))
+        return weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
+    *result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
+    copy_status(op, status);
+    weft__op_retire(op);
+    return 1;
 }
 
-int weft_op_poll(weft_op_t handle, struct weft_op_status *status)
+/* Drive the endpoint of an op. NULL: there is no such op. */
+static struct weft__op *progress_for(weft_op_t handle)
 {
     struct weft__endpoint *ep;
     weft_endpoint_t ep_handle;
     struct weft__op *op = weft__op_find(handle, &ep, &ep_handle);
     if (!op)
-        return WEFT_EHANDLE;
-    /* pairs with the release in finish */
-    if (!atomic_load_explicit(&op->done, memory_order_acquire))
-        weft__progress(ep);
-    int rc = 0, result = 0;
-    if (atomic_load_explicit(&op->done, memory_order_acquire))
-        rc = retire(ep, op, handle, status, &result);
+        return NULL;
+    weft__progress(ep);
     weft__handle_put(ep_handle);
+    return op;
+}
+
+int weft_op_poll(weft_op_t handle, struct weft_op_status *status)
+{
+    struct weft__op *op = weft__op_at(handle);
+    if (!op || !atomic_load_explicit(&op->done, memory_order_acquire))
+        op = progress_for(handle);
+    if (!op)
+        return WEFT_EHANDLE;
+    int result = 0, rc = retire(op, handle, status, &result);
     return rc == 1 ? (result ? result : 1) : rc;
 }
 
@@ -69,7 +74,7 @@ static int wait_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t han
 {
     struct op_wait w = {op, handle};
     weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
-    int result = 0, rc = retire(ep, op, handle, status, &result);
+    int result = 0, rc = retire(op, handle, status, &result);
     weft__tell(ep); /* this thread may not be back soon */
     if (rc == 0) {
         if (status)

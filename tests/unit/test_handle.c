@@ -11,7 +11,7 @@ static void a_handle_names_its_object(void **state)
 {
     (void)state;
     int object;
-    uint64_t h = weft__handle_open(WEFT__CONN, &object);
+    uint64_t h = weft__handle_open(WEFT__CONN, &object, NULL);
     assert_true(h != 0);
     assert_ptr_equal(weft__handle_get(h, WEFT__CONN), &object);
     weft__handle_put(h);
@@ -23,7 +23,7 @@ static void wrong_handles_are_refused(void **state)
 {
     (void)state;
     int object;
-    uint64_t h = weft__handle_open(WEFT__CONN, &object);
+    uint64_t h = weft__handle_open(WEFT__CONN, &object, NULL);
     const uint64_t wrong[] = {0,
                               1,
                               h + 1,
@@ -50,7 +50,7 @@ static void a_recycled_slot_has_another_handle(void **state)
     static uint64_t seen[N];
     int object;
     for (int i = 0; i < N; i++) {
-        seen[i] = weft__handle_open(WEFT__MEM, &object);
+        seen[i] = weft__handle_open(WEFT__MEM, &object, NULL);
         assert_true(weft__handle_shut(seen[i], WEFT__MEM));
         assert_true(weft__handle_try_drain(seen[i]));
         for (int j = 0; j < i; j++)
@@ -62,7 +62,7 @@ static void draining_waits_for_users(void **state)
 {
     (void)state;
     int object;
-    uint64_t h = weft__handle_open(WEFT__MEM, &object);
+    uint64_t h = weft__handle_open(WEFT__MEM, &object, NULL);
     assert_non_null(weft__handle_get(h, WEFT__MEM));
     assert_true(weft__handle_shut(h, WEFT__MEM));
     assert_false(weft__handle_try_drain(h));
@@ -103,7 +103,7 @@ static void lookups_race_with_closing(void **state)
     for (int i = 0; i < 2000 || atomic_load(&s.hits) == 0; i++) {
         _Atomic(int) *object = malloc(sizeof *object);
         atomic_store(object, 42);
-        uint64_t h = weft__handle_open(WEFT__OP, object);
+        uint64_t h = weft__handle_open(WEFT__OP, object, NULL);
         atomic_store(&s.handle, h);
         sched_yield();
         assert_true(weft__handle_shut(h, WEFT__OP));
