@@ -86,6 +86,8 @@ static void write_body(uint8_t *body, const struct weft_cmd *cmd, enum local_how
     const struct weft_iov_local *iov = cmd_iov(cmd, &niov);
     if (how == LOCAL_IN_ENTRY && cmd->op == WEFT_OP_ADD64)
         memcpy(body, &cmd->value, sizeof cmd->value);
+    else if (how == LOCAL_IN_ENTRY && niov == 1 && cmd->len)
+        memcpy(body, iov->addr, cmd->len);
     else if (how == LOCAL_IN_ENTRY)
         local_gather(body, iov, 0, cmd->len);
     else if (how == LOCAL_DIRECT)
