@@ -41,30 +41,35 @@ static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_
     return &ring->slots[i % w->run.layout.slots];
 }
 
-static int post_mine(struct perf_worker *w, bool more)
+/* What all operations of a run have in common. */
+static struct weft_xfer xfer_template(const struct perf_worker *w)
+{
+    bool one_sided = w->run.test == PERF_WRITE || w->run.test == PERF_READ;
+    uint32_t pieces = w->run.test == PERF_ADD || w->run.test == PERF_NOTIFY ? 0 : w->run.layout.iovs;
+    return (struct weft_xfer){.struct_size = sizeof(struct weft_xfer),
+                              .op = xfer_ops[w->run.test],
+                              .nlocal = pieces,
+                              .remote = w->remotes,
+                              .nremote = one_sided ? pieces : w->run.test == PERF_ADD ? 1 : 0};
+}
+
+/* now: when the caller last looked at the clock, which costs as much as a small operation. */
+static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now, bool more)
 {
     struct perf_slot *slot = slot_at(w, &w->mine, w->mine.posted);
-    struct weft_xfer xfer = {.struct_size = sizeof xfer,
-                             .op = xfer_ops[w->run.test],
-                             .flags = more ? WEFT_XFER_MORE : 0};
+    xfer->flags = more ? WEFT_XFER_MORE : 0;
+    xfer->local = slot->local;
+    xfer->remote_offset = slot->offset;
     if (w->run.test == PERF_NOTIFY) {
-        xfer.notify = slot->local->addr;
-        xfer.notify_len = slot->local->len;
+        xfer->notify = slot->local->addr;
+        xfer->notify_len = slot->local->len;
     } else if (w->run.test == PERF_ADD) {
         uint32_t index = (uint32_t)(slot - w->mine.slots);
-        xfer.value = perf_add_value(w->seed_mine, index);
-        xfer.result = &slot->result;
-    } else {
-        xfer.local = slot->local;
-        xfer.nlocal = w->run.layout.iovs;
+        xfer->value = perf_add_value(w->seed_mine, index);
+        xfer->result = &slot->result;
     }
-    if (w->run.test == PERF_WRITE || w->run.test == PERF_READ || w->run.test == PERF_ADD) {
-        xfer.remote = w->remotes;
-        xfer.nremote = w->run.layout.iovs;
-        xfer.remote_offset = slot->offset;
-    }
-    slot->posted_at = now_ns();
-    return weft_post(w->conn, &xfer, &slot->op);
+    slot->posted_at = now;
+    return weft_post(w->conn, xfer, &slot->op);
 }
 
 /* How many operations may have been posted by now. */
@@ -81,8 +86,12 @@ static uint64_t post_limit(const struct perf_worker *w)
 static int post_more(struct perf_worker *w)
 {
     uint64_t limit = post_limit(w);
+    if (w->mine.posted == limit)
+        return 0;
+    struct weft_xfer xfer = xfer_template(w);
+    uint64_t now = now_ns();
     while (w->mine.posted < limit) {
-        int rc = post_mine(w, w->mine.posted + 1 < limit);
+        int rc = post_mine(w, &xfer, now, w->mine.posted + 1 < limit);
         if (rc == WEFT_EAGAIN)
             return 0;
         if (rc < 0)
@@ -113,7 +122,7 @@ static int op_ended(const struct perf_worker *w, weft_op_t op, const char *what,
 
 static int collect_mine(struct perf_worker *w)
 {
-    struct weft_op_status status = {0};
+    struct weft_op_status status;
     uint64_t now = 0;
     while (w->mine.done < w->mine.posted) {
         struct perf_slot *slot = slot_at(w, &w->mine, w->mine.done);
