@@ -61,16 +61,25 @@ void test_need(bool there, const char *what)
 
 /* --- the run ------------------------------------------------------------------------------- */
 
+const char *test_env(const char *name, const char *preset)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : preset;
+}
+
 const char *test_transport(void)
 {
-    const char *name = getenv("WEFT_TEST_TRANSPORT");
-    return name && *name ? name : "local";
+    return test_env("WEFT_TEST_TRANSPORT", "local");
+}
+
+const char *test_gpu(void)
+{
+    return test_env("WEFT_TEST_GPU", "host");
 }
 
 const char *test_fault(void)
 {
-    const char *spec = getenv("WEFT_TEST_FAULT");
-    return spec ? spec : "";
+    return test_env("WEFT_TEST_FAULT", "");
 }
 
 /* --- time ---------------------------------------------------------------------------------- */
@@ -216,9 +225,24 @@ pid_t test_fork(test_child_fn *fn, void *arg, int *fd)
     return pid;
 }
 
-/* fn NULL: end */
+/* The linker's names for the ends of the program. It may be loaded at another address in the other
+ * process. */
+extern const char __executable_start[], etext[];
+
+uint64_t test_fn_pack(test_any_fn *fn)
+{
+    return (uintptr_t)fn - (uintptr_t)__executable_start;
+}
+
+test_any_fn *test_fn_unpack(uint64_t packed)
+{
+    CHECK(packed < (uintptr_t)etext - (uintptr_t)__executable_start,
+          "there is no function at %" PRIx64, packed);
+    return (test_any_fn *)((uintptr_t)__executable_start + packed);
+}
+
 struct call {
-    test_any_fn *fn;
+    uint64_t fn; /* 0, where no function is: end */
     size_t size;
 };
 
@@ -240,16 +264,16 @@ void test_serve(int fd, void *self, test_run_fn *run, void (*idle)(void *self))
             _exit(1); /* the test is gone, and has said why */
         if (!call.fn)
             return;
-        if (!test_recv(fd, arg, call.size))
+        if (call.size > TEST_MAX_ARG || !test_recv(fd, arg, call.size))
             _exit(1);
-        run(self, call.fn, arg);
+        run(self, test_fn_unpack(call.fn), arg);
         test_send(fd, arg, call.size + 1); /* one byte more: an answer of no bytes is one too */
     }
 }
 
 void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self)
 {
-    struct call call = {fn, size};
+    struct call call = {test_fn_pack(fn), size};
     char done;
     CHECK(size <= TEST_MAX_ARG, "a call with %zu bytes of arguments", size);
     test_send(fd, &call, sizeof call);
@@ -260,7 +284,7 @@ void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(voi
 
 void test_call_end(int fd)
 {
-    test_send(fd, &(struct call){NULL, 0}, sizeof(struct call));
+    test_send(fd, &(struct call){0, 0}, sizeof(struct call));
 }
 
 void test_join(pid_t pid, int signal)
@@ -269,6 +293,11 @@ void test_join(pid_t pid, int signal)
     pid_t got = 0;
     TEST_UNTIL((got = waitpid(pid, &status, WNOHANG)), test_sleep_ms(1), "a child to end");
     CHECK(got == pid, "waitpid: %m");
+    test_check_status(status, signal);
+}
+
+void test_check_status(int status, int signal)
+{
     if (WIFSIGNALED(status))
         CHECK(WTERMSIG(status) == signal, "a child was killed by signal %d", WTERMSIG(status));
     else

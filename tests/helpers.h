@@ -75,7 +75,10 @@ void test_need(bool there, const char *what);
 
 /* --- the run ------------------------------------------------------------------------------- */
 
+/* An environment variable, or the preset if it is unset or empty. */
+const char *test_env(const char *name, const char *preset);
 const char *test_transport(void);
+const char *test_gpu(void);
 const char *test_fault(void);
 
 /* --- time ---------------------------------------------------------------------------------- */
@@ -134,10 +137,12 @@ void test_mem_close(struct test_mem *mem);
 /* Fork a child that runs fn(socket, arg) and exits with 0; *fd is the other end of its socket. */
 typedef void test_child_fn(int fd, void *arg);
 pid_t test_fork(test_child_fn *fn, void *arg, int *fd);
-/* A child that does what it is told: it runs functions of this program, which are at the same
- * address in both processes, on its own `self`. A fixture casts its own function type to and from
- * test_any_fn, and `run` does the call. */
+/* A process that does what it is told: it runs functions of this program, named by their place in
+ * it, on its own `self`. A fixture casts its own function type to and from test_any_fn, and `run`
+ * does the call. */
 typedef void test_any_fn(void);
+uint64_t test_fn_pack(test_any_fn *fn);
+test_any_fn *test_fn_unpack(uint64_t packed);
 typedef void test_run_fn(void *self, test_any_fn *fn, void *arg);
 #define TEST_MAX_ARG 16384 /* bytes of an argument */
 /* In the child, until told to end. `idle` (may be NULL) is done again and again in between. */
@@ -147,6 +152,7 @@ void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(voi
 void test_call_end(int fd);
 /* Wait for a child: it must exit with 0, or have been killed by `signal`. */
 void test_join(pid_t pid, int signal);
+void test_check_status(int status, int signal);
 /* All of len bytes, or fail. False: the other end is closed. */
 bool test_recv(int fd, void *data, size_t len);
 void test_send(int fd, const void *data, size_t len);

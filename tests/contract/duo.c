@@ -11,7 +11,7 @@ struct weft_endpoint_opts duo_opts(void)
 {
     return (struct weft_endpoint_opts){.struct_size = sizeof(struct weft_endpoint_opts),
                                        .transport = test_transport(), .fault = test_fault(),
-                                       .progress_threads = 1};
+                                       .gpu = test_gpu(), .progress_threads = 1};
 }
 
 weft_endpoint_t duo_endpoint(void)
@@ -47,10 +47,10 @@ void duo_call(struct duo *d, enum who who, duo_fn *fn, void *arg, size_t size)
 {
     if (who == A)
         fn(&d->a, arg);
-    else if (!d->pid)
+    else if (!d->peer.pid)
         fn(&d->b, arg);
     else
-        test_call(d->fd, (test_any_fn *)fn, arg, size, NULL, NULL);
+        test_call(d->peer.fd, (test_any_fn *)fn, arg, size, NULL, NULL);
 }
 
 static int setup(void **state, bool processes)
@@ -60,7 +60,7 @@ static int setup(void **state, bool processes)
     *state = d;
     test_begin();
     if (processes)
-        d->pid = test_fork(serve, NULL, &d->fd);
+        test_peer_start(serve, &d->peer);
     else
         d->b.endpoint = duo_endpoint();
     d->a.endpoint = duo_endpoint();
@@ -83,14 +83,13 @@ int duo_teardown(void **state)
 {
     struct duo *d = *state;
     if (test_failed()) {
-        if (d->pid)
-            kill(d->pid, SIGKILL);
+        test_peer_drop(&d->peer);
         return 0; /* whatever is left is in an unknown state */
     }
-    if (d->pid) {
-        test_call_end(d->fd);
-        test_join(d->pid, 0);
-        close(d->fd);
+    if (d->peer.pid) {
+        test_call_end(d->peer.fd);
+        test_peer_join(&d->peer, 0);
+        close(d->peer.fd);
     } else {
         host_close(&d->b);
     }
@@ -99,20 +98,14 @@ int duo_teardown(void **state)
     return 0;
 }
 
-void duo_kill(struct duo *d)
-{
-    kill(d->pid, SIGKILL);
-    test_join(d->pid, SIGKILL);
-}
-
 int duo_teardown_alone(void **state)
 {
     struct duo *d = *state;
     if (test_failed()) {
-        kill(d->pid, SIGKILL);
+        test_peer_drop(&d->peer);
         return 0;
     }
-    close(d->fd);
+    close(d->peer.fd);
     host_close(&d->a);
     free(d);
     return 0;

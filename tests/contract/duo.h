@@ -2,14 +2,14 @@
 /*
  * Two endpoints on the transport under test, and conns between them: what endpoint_*.c run on.
  *
- * Host A is the test's own. Host B is in the same process, or in one of its own (duo->pid); a test
+ * Host A is the test's own. Host B is in the same process, or in one of its own (duo->peer); a test
  * names a host, and duo_call runs a function there. Handles are numbers that mean something on
  * their host only. Endpoints have a progress thread each, so hosts may block.
  */
 #ifndef WEFT_TEST_DUO_H
 #define WEFT_TEST_DUO_H
 
-#include "helpers.h"
+#include "sides.h"
 
 #define MAX_CONNS 16
 #define MAX_PIECES 48 /* of an operation posted by duo_post on the other process */
@@ -29,8 +29,7 @@ struct host {
 
 struct duo {
     struct host a, b; /* b: unless it is another process */
-    pid_t pid;        /* process of host B, or 0 */
-    int fd;
+    struct test_peer peer;
     weft_conn_t conn; /* A's first conn */
 };
 
@@ -50,6 +49,8 @@ int duo_setup_processes(void **state);
 int duo_teardown(void **state);
 /* For tests that kill host B: does not wait for it. */
 int duo_teardown_alone(void **state);
+#define DUO_MAIN(name, tests)                                                                     \
+    test_sides_main(name, tests, ARRAY_LEN(tests), duo_setup_processes)
 #define IN_ONE(test) cmocka_unit_test_setup_teardown(test, duo_setup, duo_teardown)
 #define IN_TWO(test)                                                                              \
     {                                                                                             \
@@ -70,8 +71,6 @@ typedef void duo_fn(struct host *host, void *arg);
 void duo_call(struct duo *d, enum who who, duo_fn *fn, void *arg, size_t size);
 /* One more conn, from A to B. Returns its number on both hosts. */
 int duo_connect(struct duo *d);
-/* Kill host B's process, and wait until it is gone. */
-void duo_kill(struct duo *d);
 
 struct area duo_area(struct duo *d, enum who who, size_t len, size_t misalign, uint32_t access);
 void duo_fill(struct duo *d, struct area area, uint64_t seed);

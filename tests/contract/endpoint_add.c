@@ -115,5 +115,5 @@ int main(void)
         IN_BOTH(posted_adds_all_count),
         IN_ONE(threads_and_conns_on_one_word),
     };
-    return cmocka_run_group_tests_name("endpoint_add", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_add", tests);
 }

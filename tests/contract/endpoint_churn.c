@@ -171,5 +171,5 @@ static void conns_come_and_go(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(conns_come_and_go)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return DUO_MAIN("endpoint_churn", tests);
 }

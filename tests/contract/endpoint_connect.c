@@ -536,5 +536,5 @@ int main(void)
         ALONE(a_full_backlog_refuses),
         ALONE(no_common_transport),
     };
-    return cmocka_run_group_tests_name("endpoint_connect", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_connect", tests);
 }

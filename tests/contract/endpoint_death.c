@@ -28,7 +28,7 @@ static void killed_while_idle(void **state)
     struct duo *d = *state;
     struct weft_conn_info info;
     char byte;
-    duo_kill(d);
+    test_peer_kill(&d->peer);
     assert_int_equal(weft_recv(d->conn, &byte, 1, T), WEFT_EPEER);
     WEFT_OK(weft_conn_info(d->conn, &info));
     assert_int_equal(info.state, WEFT_CONN_DOWN);
@@ -44,7 +44,7 @@ static void *kill_later(void *arg)
 {
     struct killer *k = arg;
     test_sleep_ms(k->ms);
-    kill(k->d->pid, SIGKILL);
+    test_peer_signal(&k->d->peer, SIGKILL);
     return NULL;
 }
 
@@ -73,7 +73,7 @@ static void under_blocking_calls(struct duo *d, enum weft_xfer_op op)
     }
     CHECK(rc == WEFT_EPEER, "a call with a dead peer gave %s", weft_err_name((int)rc));
     pthread_join(thread, NULL);
-    test_join(d->pid, SIGKILL);
+    test_peer_join(&d->peer, SIGKILL);
     duo_fill(d, near, 1); /* the memory is ours again */
     test_sleep_ms(5);
     duo_check(d, near, 0, 4 * MIB, 1);
@@ -113,14 +113,14 @@ static void under_posted_operations(void **state)
                               .nremote = i % 4 < 2};
         WEFT_OK(weft_post(d->conn, &x, &ops[i]));
     }
-    kill(d->pid, SIGKILL);
+    test_peer_signal(&d->peer, SIGKILL);
     for (size_t i = 0; i < N; i++) {
         struct weft_op_status status;
         int rc = weft_op_wait(ops[i], T, &status);
         CHECK(rc == 0 || rc == WEFT_EPEER, "an operation ended with %s: %s", weft_err_name(rc),
               status.text);
     }
-    test_join(d->pid, SIGKILL);
+    test_peer_join(&d->peer, SIGKILL);
     expect_down(d->conn);
 }
 
@@ -138,7 +138,7 @@ static void as_initiator(void **state)
         duo_post(d, B, 0, &x);
     }
     weft_op_t recv = duo_recv(d, A, 0, near, 0, near.len);
-    duo_kill(d);
+    test_peer_kill(&d->peer);
     int rc = weft_op_wait(recv, T, NULL);
     CHECK(rc == 0 || rc == WEFT_EPEER, "a receive ended with %s", weft_err_name(rc));
     while ((rc = (int)weft_recv(d->conn, &byte, 1, T)) == WEFT_ETRUNC)
@@ -162,13 +162,13 @@ static void other_conns_go_on(void **state)
     duo_join(d->a.endpoint, third, &conn, &other);
     WEFT_OK(weft_mem_reg(third, to, sizeof to, NULL, &mem));
     WEFT_OK(weft_mem_advertise(mem, to, sizeof to, &remote));
-    kill(d->pid, SIGKILL);
+    test_peer_signal(&d->peer, SIGKILL);
     for (uint64_t i = 0; i < 100; i++) {
         test_fill(from, sizeof from, i, 0);
         assert_int_equal(weft_write(conn, from, sizeof from, &remote, 0, T), sizeof from);
         assert_true(test_differs(to, sizeof to, i, 0) < 0);
     }
-    test_join(d->pid, SIGKILL);
+    test_peer_join(&d->peer, SIGKILL);
     assert_int_equal(weft_recv(d->conn, from, 1, T), WEFT_EPEER);
     WEFT_OK(weft_notify(conn, "alive", 5, T));
     WEFT_OK(weft_endpoint_close(third));
@@ -180,16 +180,16 @@ static void stopped_is_not_dead(void **state)
     struct duo *d = *state;
     char byte = 0;
     struct weft_conn_info info;
-    kill(d->pid, SIGSTOP);
+    test_peer_signal(&d->peer, SIGSTOP);
     uint64_t begin = weft_now();
     assert_int_equal(weft_recv(d->conn, &byte, 1, 200), WEFT_ETIMEOUT);
     uint64_t took = (weft_now() - begin) / 1000000;
     CHECK(took >= 199 && took < 4000, "a deadline of 200 ms took %" PRIu64, took);
     WEFT_OK(weft_conn_info(d->conn, &info));
     assert_int_equal(info.state, WEFT_CONN_UP);
-    kill(d->pid, SIGCONT);
+    test_peer_signal(&d->peer, SIGCONT);
     WEFT_OK(weft_notify(d->conn, &byte, 1, T));
-    duo_kill(d);
+    test_peer_kill(&d->peer);
 }
 
 int main(void)
@@ -205,5 +205,5 @@ int main(void)
         KILLED(other_conns_go_on),
         KILLED(stopped_is_not_dead),
     };
-    return cmocka_run_group_tests_name("endpoint_death", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_death", tests);
 }

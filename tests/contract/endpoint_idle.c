@@ -67,5 +67,5 @@ int main(void)
         IN_ONE(with_a_conn_after_traffic),
         IN_ONE(with_an_operation_that_waits),
     };
-    return cmocka_run_group_tests_name("endpoint_idle", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_idle", tests);
 }

@@ -168,5 +168,5 @@ int main(void)
         fprintf(stderr, "skipped: this build has no fault transport\n");
         return 77;
     }
-    return cmocka_run_group_tests_name("endpoint_lanes", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_lanes", tests);
 }

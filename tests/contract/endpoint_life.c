@@ -410,5 +410,5 @@ int main(void)
         ALONE(close_ends_what_waits),
         ALONE(stale_foreign_and_null_handles),
     };
-    return cmocka_run_group_tests_name("endpoint_life", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_life", tests);
 }

@@ -441,5 +441,5 @@ int main(void)
         IN_ONE(regions_travel_as_one_blob),
         IN_ONE(garbage_is_no_blob),
     };
-    return cmocka_run_group_tests_name("endpoint_mem", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_mem", tests);
 }

@@ -363,5 +363,5 @@ int main(void)
         IN_ONE(a_canceled_send_is_skipped),
         IN_ONE(a_blocking_send_gives_up),
     };
-    return cmocka_run_group_tests_name("endpoint_message", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_message", tests);
 }

@@ -312,5 +312,5 @@ int main(void)
         IN_BOTH(each_notification_names_its_conn),
         IN_ONE(to_oneself),
     };
-    return cmocka_run_group_tests_name("endpoint_notify", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_notify", tests);
 }

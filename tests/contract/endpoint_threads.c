@@ -344,5 +344,5 @@ int main(void)
         cmocka_unit_test(endpoints_come_and_go_in_all_threads),
         cmocka_unit_test(closed_while_others_connect),
     };
-    return cmocka_run_group_tests_name("endpoint_threads", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_threads", tests);
 }

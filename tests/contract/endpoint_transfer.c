@@ -269,7 +269,7 @@ static void a_blocking_call_keeps_its_deadline(void **state)
     struct duo *d = *state;
     struct area near = duo_area(d, A, 8 * MIB, 0, 0), far = duo_area(d, B, 8 * MIB, 0, 0);
     duo_fill(d, near, 1);
-    kill(d->pid, SIGSTOP);
+    test_peer_signal(&d->peer, SIGSTOP);
     uint64_t begin = weft_now();
     int64_t rc = weft_recv(d->conn, near.addr, 64, 50);
     assert_int_equal(rc, WEFT_ETIMEOUT);
@@ -279,7 +279,7 @@ static void a_blocking_call_keeps_its_deadline(void **state)
           rc);
     CHECK(took < 150 + 1000 + 2000, "deadlines of 150 ms took %" PRIu64 " ms", took);
     duo_fill(d, near, 2);
-    kill(d->pid, SIGCONT);
+    test_peer_signal(&d->peer, SIGCONT);
     test_sleep_ms(50);
     duo_check(d, near, 0, near.len, 2);
 }
@@ -386,13 +386,13 @@ static void a_write_behind_many_messages(void **state)
     struct weft_local local = area_local(near, 0, 64);
     static weft_op_t sends[N];
     duo_fill(d, near, 1);
-    kill(d->pid, SIGSTOP);
+    test_peer_signal(&d->peer, SIGSTOP);
     for (int i = 0; i < N; i++)
         sends[i] = duo_send(d, A, 0, near, 0, 1);
     weft_op_t write = duo_post(d, A, 0,
                                WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
                                          .nlocal = 1, .remote = &far.remote, .nremote = 1));
-    kill(d->pid, SIGCONT);
+    test_peer_signal(&d->peer, SIGCONT);
     duo_wait(d, A, write, 0);
     duo_check(d, far, 0, 64, 1);
     for (int i = 0; i < N; i++)
@@ -423,5 +423,5 @@ int main(void)
 #endif
         IN_TWO(a_write_behind_many_messages),
     };
-    return cmocka_run_group_tests_name("endpoint_transfer", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_transfer", tests);
 }

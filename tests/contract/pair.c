@@ -29,7 +29,7 @@ static void serve(int fd, void *arg)
 
 static struct side *local_side(struct pair *p, enum who who)
 {
-    return who == A ? &p->a : p->pid ? NULL : &p->b;
+    return who == A ? &p->a : p->peer.pid ? NULL : &p->b;
 }
 
 void pair_call(struct pair *p, enum who who, pair_fn *fn, void *arg, size_t size)
@@ -38,7 +38,7 @@ void pair_call(struct pair *p, enum who who, pair_fn *fn, void *arg, size_t size
     if (side)
         fn(side, arg);
     else
-        test_call(p->fd, (test_any_fn *)fn, arg, size, pump, &p->a);
+        test_call(p->peer.fd, (test_any_fn *)fn, arg, size, pump, &p->a);
 }
 
 void pair_pump(struct pair *p)
@@ -56,9 +56,9 @@ void pair_linger(struct pair *p)
 
 void pair_open(struct pair *p, bool processes)
 {
-    *p = (struct pair){.fd = -1};
+    *p = (struct pair){.peer.fd = -1};
     if (processes) /* before side A opens: the child must not inherit its descriptors */
-        p->pid = test_fork(serve, NULL, &p->fd);
+        test_peer_start(serve, &p->peer);
     side_open(&p->a, 0);
     if (processes)
         return;
@@ -89,10 +89,10 @@ void pair_close(struct pair *p)
     pair_settle(p, B);
     pair_linger(p);
     pair_call(p, B, linger, NULL, 0);
-    if (p->pid) {
-        test_call_end(p->fd);
-        test_join(p->pid, 0);
-        close(p->fd);
+    if (p->peer.pid) {
+        test_call_end(p->peer.fd);
+        test_peer_join(&p->peer, 0);
+        close(p->peer.fd);
     } else {
         pair_call(p, B, close_side, NULL, 0);
     }
@@ -124,11 +124,23 @@ int pair_teardown(void **state)
 {
     struct pair *p = *state;
     if (test_failed()) {
-        if (p->pid)
-            kill(p->pid, SIGKILL);
+        test_peer_drop(&p->peer);
         return 0; /* whatever is left of it is in an unknown state */
     }
     pair_close(p);
+    free(p);
+    return 0;
+}
+
+int pair_teardown_alone(void **state)
+{
+    struct pair *p = *state;
+    if (test_failed()) {
+        test_peer_drop(&p->peer);
+        return 0;
+    }
+    close(p->peer.fd);
+    side_close(&p->a);
     free(p);
     return 0;
 }
@@ -156,6 +168,10 @@ static void link_open(struct side *side, void *arg)
 {
     struct link_arg *a = arg;
     struct weft_link_opts opts = {.role = a->role};
+    if (test_met()) {
+        opts.peer = (const struct sockaddr *)&test_met()->sa;
+        opts.peer_len = test_met()->len;
+    }
     CHECK(side->nlinks < MAX_LINKS, "too many links");
     a->link = side->nlinks;
     struct side_link *l = &side->links[side->nlinks];

@@ -3,7 +3,7 @@
  * Two nics of the transport under test, and links between them: what every transport_*.c runs on.
  *
  * Side A is driven by the test. Side B is driven by it too, in turns, or lives in a process of its
- * own (pair->pid). A test does not see the difference: it names a side, and pair_call runs a
+ * own (pair->peer). A test does not see the difference: it names a side, and pair_call runs a
  * function there. Only tests of what one process can see alone take sides from the pair.
  *
  * Everything that poll returns is filed and judged at once: a comp that names no cmd, or the wrong
@@ -13,7 +13,7 @@
 #ifndef WEFT_TEST_PAIR_H
 #define WEFT_TEST_PAIR_H
 
-#include "helpers.h"
+#include "sides.h"
 
 #define ACCESS_ALL (WEFT_ACCESS_READ | WEFT_ACCESS_WRITE | WEFT_ACCESS_ATOMIC)
 #define MAX_LINKS 64
@@ -106,8 +106,7 @@ enum who { A, B };
 
 struct pair {
     struct side a, b; /* b: unless it is another process */
-    pid_t pid;        /* process of side B, or 0 */
-    int fd;           /* its socket */
+    struct test_peer peer;
 };
 
 /* Memory of one side, and how the other names it. */
@@ -142,6 +141,12 @@ struct link_state {
 int pair_setup(void **state);
 int pair_setup_processes(void **state);
 int pair_teardown(void **state);
+/* For tests that kill side B: closes side A alone. */
+int pair_teardown_alone(void **state);
+#define PAIR_MAIN(name, tests)                                                                    \
+    test_sides_main(name, tests, ARRAY_LEN(tests), pair_setup_processes)
+#define KILLED(test)                                                                              \
+    cmocka_unit_test_setup_teardown(test, pair_setup_processes, pair_teardown_alone)
 #define IN_ONE(test) cmocka_unit_test_setup_teardown(test, pair_setup, pair_teardown)
 #define IN_TWO(test)                                                                              \
     {                                                                                             \

@@ -33,7 +33,8 @@ struct weft_device_info side_device(void)
 void side_open(struct side *side, int lane)
 {
     struct weft_device_info device = side_device();
-    struct weft_nic_opts opts = {.device = device.name, .lane = lane};
+    struct weft_nic_opts opts = {.device = device.name, .bind_host = test_bind_host(),
+                                 .lane = lane};
     *side = (struct side){.max = MAX_COMPS};
     WEFT_OK(weft__nic_open(side_transport(), test_fault(), &opts, &side->nic));
     side->ops = side->nic->transport->ops;

@@ -149,5 +149,5 @@ int main(void)
         IN_BOTH(both_directions_at_once),
         IN_BOTH(among_other_traffic),
     };
-    return cmocka_run_group_tests_name("transport_atomic", tests, NULL, NULL);
+    return PAIR_MAIN("transport_atomic", tests);
 }

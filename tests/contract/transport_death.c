@@ -164,27 +164,6 @@ static void completed_means_delivered_even_if_closed(void **state)
 
 /* --- killed -------------------------------------------------------------------------------- */
 
-/* Kill side B's process; the pair is then A's alone. */
-static void kill_peer(struct pair *p)
-{
-    kill(p->pid, SIGKILL);
-    test_join(p->pid, SIGKILL);
-}
-
-/* What is left of a pair whose B is dead. */
-static int teardown_alone(void **state)
-{
-    struct pair *p = *state;
-    if (test_failed()) {
-        kill(p->pid, SIGKILL);
-        return 0;
-    }
-    close(p->fd);
-    side_close(&p->a);
-    free(p);
-    return 0;
-}
-
 /* LINK_DOWN comes, and alone. */
 static void expect_down(struct pair *p, int link)
 {
@@ -198,7 +177,7 @@ static void killed_while_idle(void **state)
     struct pair *p = *state;
     struct buf near = pair_buf(p, A, 64, 0, 0), far = pair_buf(p, B, 64, 0, ACCESS_ALL);
     pair_do(p, A, 0, cmd_write(near, 0, far, 0, 64), 0);
-    kill_peer(p);
+    test_peer_kill(&p->peer);
     struct weft_cmd cmd = cmd_write(near, 0, far, 0, 64);
     if (!pair_attr(p).peer_death)
         side_post(&p->a, 0, &cmd);
@@ -224,7 +203,7 @@ static void killed_under(struct pair *p, enum weft_op op)
     post_some(p, cmd);
     for (int i = 0; i < 5; i++)
         side_pump(&p->a);
-    kill_peer(p);
+    test_peer_kill(&p->peer);
     expect_down(p, 0);
 }
 
@@ -256,7 +235,7 @@ static void killed_as_initiator(void **state)
     pair_post(p, B, 0, &write);
     for (int i = 0; i < 5; i++)
         side_pump(&p->a);
-    kill_peer(p);
+    test_peer_kill(&p->peer);
     if (!pair_attr(p).peer_death) {
         struct weft_cmd cmd = cmd_send(near, 0, 8);
         side_post(&p->a, 0, &cmd);
@@ -278,7 +257,7 @@ static void only_the_links_of_the_dead_go_down(void **state)
     p->a.other = &third;
     int from = side_buf(&p->a, MIB, 0, 0), to = side_buf(&third, MIB, 0, ACCESS_ALL);
     test_fill(p->a.bufs[from].mem.at, MIB, 3, 0);
-    kill_peer(p);
+    test_peer_kill(&p->peer);
     for (int i = 0; i < 20; i++) {
         struct weft_cmd cmd = side_write(&p->a.bufs[from], &third.bufs[to]);
         assert_true(side_post(&p->a, 1, &cmd) >= 0);
@@ -291,9 +270,6 @@ static void only_the_links_of_the_dead_go_down(void **state)
     p->a.other = NULL;
     side_close(&third);
 }
-
-#define KILLED(test)                                                                              \
-    cmocka_unit_test_setup_teardown(test, pair_setup_processes, teardown_alone)
 
 int main(void)
 {
@@ -312,5 +288,5 @@ int main(void)
         KILLED(killed_as_initiator),
         KILLED(only_the_links_of_the_dead_go_down),
     };
-    return cmocka_run_group_tests_name("transport_death", tests, NULL, NULL);
+    return PAIR_MAIN("transport_death", tests);
 }

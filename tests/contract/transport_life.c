@@ -450,5 +450,5 @@ int main(void)
         IN_ONE(close_while_connecting),
         IN_BOTH(close_under_traffic),
     };
-    return cmocka_run_group_tests_name("transport_life", tests, NULL, NULL);
+    return PAIR_MAIN("transport_life", tests);
 }

@@ -289,5 +289,5 @@ int main(void)
         IN_ONE(one_poll_does_a_bounded_amount),
         IN_BOTH(no_bytes_are_legal),
     };
-    return cmocka_run_group_tests_name("transport_limits", tests, NULL, NULL);
+    return PAIR_MAIN("transport_limits", tests);
 }

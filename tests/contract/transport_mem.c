@@ -342,5 +342,5 @@ int main(void)
         IN_ONE(what_cannot_be_registered_is_refused),
         IN_BOTH(local_use_is_always_allowed),
     };
-    return cmocka_run_group_tests_name("transport_mem", tests, NULL, NULL);
+    return PAIR_MAIN("transport_mem", tests);
 }

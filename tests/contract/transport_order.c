@@ -282,5 +282,5 @@ int main(void)
         IN_BOTH(ordered_message_follows_the_write),
         IN_ONE(done_means_delivered),
     };
-    return cmocka_run_group_tests_name("transport_order", tests, NULL, NULL);
+    return PAIR_MAIN("transport_order", tests);
 }

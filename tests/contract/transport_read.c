@@ -198,5 +198,5 @@ int main(void)
         IN_BOTH(several_links_share_one_memory),
         IN_BOTH(reads_see_what_the_target_has_now),
     };
-    return cmocka_run_group_tests_name("transport_read", tests, NULL, NULL);
+    return PAIR_MAIN("transport_read", tests);
 }

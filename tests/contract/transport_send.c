@@ -207,5 +207,5 @@ int main(void)
         IN_BOTH(messages_of_several_links_do_not_mix),
         IN_BOTH(a_comp_gives_the_memory_back),
     };
-    return cmocka_run_group_tests_name("transport_send", tests, NULL, NULL);
+    return PAIR_MAIN("transport_send", tests);
 }

@@ -176,12 +176,11 @@ static void sleepers_in_two_processes(void **state)
 static void death_wakes(void **state)
 {
     struct pair *p = need_fd(*state);
-    if (!pair_attr(p).peer_death)
-        return;
-    kill(p->pid, SIGKILL);
-    while (!p->a.links[0].down)
+    test_peer_signal(&p->peer, SIGKILL);
+    while (pair_attr(p).peer_death && !p->a.links[0].down)
         sleep_and_poll(&p->a);
-    assert_true(p->a.links[0].status < 0);
+    test_peer_join(&p->peer, SIGKILL);
+    assert_true(p->a.links[0].status < 0 || !pair_attr(p).peer_death);
 }
 
 static void close_of_the_peer_wakes(void **state)
@@ -191,19 +190,6 @@ static void close_of_the_peer_wakes(void **state)
     side_link_close(&p->b, 0);
     TEST_UNTIL(readable(fd, 1), side_poll(&p->b), "a sleeper to be told of the end");
     TEST_UNTIL(p->a.links[0].down, sleep_and_poll(&p->a), "LINK_DOWN");
-}
-
-static int teardown_alone(void **state)
-{
-    struct pair *p = *state;
-    kill(p->pid, SIGKILL);
-    if (test_failed())
-        return 0;
-    test_join(p->pid, SIGKILL);
-    close(p->fd);
-    side_close(&p->a);
-    free(p);
-    return 0;
 }
 
 int main(void)
@@ -216,7 +202,7 @@ int main(void)
         IN_ONE(two_sleepers_get_everything_done),
         IN_TWO(sleepers_in_two_processes),
         IN_ONE(close_of_the_peer_wakes),
-        cmocka_unit_test_setup_teardown(death_wakes, pair_setup_processes, teardown_alone),
+        KILLED(death_wakes),
     };
-    return cmocka_run_group_tests_name("transport_sleep", tests, NULL, NULL);
+    return PAIR_MAIN("transport_sleep", tests);
 }

@@ -131,5 +131,5 @@ int main(void)
         cmocka_unit_test(nics_come_and_go_beside_traffic),
         IN_ONE(the_two_ends_in_two_threads),
     };
-    return cmocka_run_group_tests_name("transport_threads", tests, NULL, NULL);
+    return PAIR_MAIN("transport_threads", tests);
 }

@@ -218,5 +218,5 @@ int main(void)
         IN_BOTH(several_links_share_one_memory),
         IN_BOTH(any_part_of_a_registration_can_be_written),
     };
-    return cmocka_run_group_tests_name("transport_write", tests, NULL, NULL);
+    return PAIR_MAIN("transport_write", tests);
 }
