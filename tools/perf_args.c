@@ -36,6 +36,9 @@ static const char usage_text[] =
     "                            1 measures latency, for send as a ping-pong)\n"
     "  -i, --iovs N              pieces of each operation, each of the size measured\n"
     "  -T, --threads N           threads, each with an endpoint and a conn of its own\n"
+    "  -c, --conns N             conns of each thread, which operations take in turns\n"
+    "      --behind SIZE         while one operation of SIZE is under way on the same conn\n"
+    "      --idle SECONDS        first, what idle conns cost: memory, processor time\n"
     "  -b, --bidir               both sides initiate\n"
     "  -m, --mem host|gpu        memory of this side (default host)\n"
     "  -g, --gpu NAME            GPU backend for --mem gpu\n"
@@ -46,7 +49,16 @@ static const char usage_text[] =
     "  -V, --version\n"
     "  -h, --help\n";
 
-enum { OPT_LOCAL = 256, OPT_LISTEN, OPT_CONNECT, OPT_VERIFY, OPT_NO_VERIFY, OPT_TIMEOUT };
+enum {
+    OPT_LOCAL = 256,
+    OPT_LISTEN,
+    OPT_CONNECT,
+    OPT_VERIFY,
+    OPT_NO_VERIFY,
+    OPT_TIMEOUT,
+    OPT_BEHIND,
+    OPT_IDLE
+};
 
 static const struct option options[] = {
     {"local", no_argument, NULL, OPT_LOCAL},
@@ -58,6 +70,9 @@ static const struct option options[] = {
     {"depth", required_argument, NULL, 'd'},
     {"iovs", required_argument, NULL, 'i'},
     {"threads", required_argument, NULL, 'T'},
+    {"conns", required_argument, NULL, 'c'},
+    {"behind", required_argument, NULL, OPT_BEHIND},
+    {"idle", required_argument, NULL, OPT_IDLE},
     {"bidir", no_argument, NULL, 'b'},
     {"mem", required_argument, NULL, 'm'},
     {"gpu", required_argument, NULL, 'g'},
@@ -137,6 +152,13 @@ static int set_sizes(struct perf_args *args, const char *text)
     return args->nsizes < 0 ? usage_error("--sizes is not a list of sizes", text) : 0;
 }
 
+static int set_behind(struct perf_args *args)
+{
+    if (size_parse(optarg, strlen(optarg), &args->behind) || args->behind == 0)
+        return usage_error("--behind is not a size", optarg);
+    return 0;
+}
+
 static int set_mem(struct perf_args *args)
 {
     args->gpu_mem = !strcmp(optarg, "gpu");
@@ -160,6 +182,10 @@ static int set_counts(int option, struct perf_args *args)
         return set_number("--iovs", 1, PERF_MAX_IOVS, &args->iovs);
     case 'T':
         return set_number("--threads", 1, PERF_MAX_THREADS, &args->threads);
+    case 'c':
+        return set_number("--conns", 1, PERF_MAX_CONNS, &args->conns);
+    case OPT_IDLE:
+        return set_number("--idle", 1, PERF_MAX_IDLE_S, &args->idle_s);
     case 'p':
         rc = set_number("--progress-threads", 0, PERF_MAX_THREADS, &value);
         args->progress_threads = (int)value;
@@ -187,6 +213,8 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
         return 0;
     case 's':
         return set_sizes(args, optarg);
+    case OPT_BEHIND:
+        return set_behind(args);
     case 'b':
         args->bidir = true;
         return 0;
@@ -225,6 +253,12 @@ static int check(struct perf_args *args)
         return usage_error("--mem gpu does not apply to", test);
     if (args->bidir && args->test == PERF_SEND && args->depth == 1)
         return usage_error("send --depth 1 is a ping-pong: --bidir does not apply", NULL);
+    if (args->conns > 1 && (args->bidir || args->test == PERF_SEND || args->test == PERF_NOTIFY))
+        return usage_error("--conns does not apply to --bidir, send and notify", NULL);
+    if (args->behind && (args->bidir || (args->test != PERF_WRITE && args->test != PERF_READ)))
+        return usage_error("--behind applies to write and read one way", NULL);
+    if (args->idle_s && args->threads > 1)
+        return usage_error("--idle does not apply to --threads", NULL);
     for (int i = 0; args->test == PERF_ADD && i < args->nsizes; i++)
         if (args->sizes[i] != sizeof(uint64_t))
             return usage_error("add moves 8 bytes: --sizes does not apply", NULL);
@@ -240,10 +274,11 @@ int perf_args_parse(int argc, char **argv, struct perf_args *args)
     *args = (struct perf_args){.depth = PERF_DEFAULT_DEPTH,
                                .iovs = 1,
                                .threads = 1,
+                               .conns = 1,
                                .timeout_s = PERF_DEFAULT_TIMEOUT_S,
                                .verify = true};
     int option;
-    while ((option = getopt_long(argc, argv, "t:s:n:d:i:T:bm:g:p:j:Vh", options, NULL)) != -1) {
+    while ((option = getopt_long(argc, argv, "t:s:n:d:i:T:c:bm:g:p:j:Vh", options, NULL)) != -1) {
         int rc = set_option(option, argc, argv, args);
         if (rc)
             return rc;

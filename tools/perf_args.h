@@ -14,6 +14,8 @@
 #define PERF_MAX_THREADS 64 /* a line each in the address exchange; more than any host's nics */
 #define PERF_MAX_DEPTH 65536
 #define PERF_MAX_IOVS 65536
+#define PERF_MAX_CONNS 65536
+#define PERF_MAX_IDLE_S 3600
 #define PERF_DEFAULT_DEPTH 64
 #define PERF_DEFAULT_TIMEOUT_S 300
 
@@ -29,8 +31,11 @@ struct perf_args {
     const char *json; /* file, "-", or NULL */
     uint64_t sizes[PERF_MAX_SIZES];
     int nsizes;
-    uint64_t iters; /* 0: about a second of each size */
+    uint64_t behind; /* bytes; 0: nothing is */
+    uint64_t iters;  /* 0: about a second of each size */
     uint32_t depth, iovs, threads;
+    uint32_t conns;       /* of each thread */
+    uint32_t idle_s;      /* how long they are idle before the first size */
     int progress_threads; /* 0: the threads of the tool make progress */
     int timeout_s;        /* for one size */
     bool bidir, gpu_mem, verify;

@@ -113,5 +113,6 @@ int perf_run_check(struct perf_worker *w)
         return 1;
     int mine = perf_active(w) ? check_mine(w) : 1;
     int theirs = mine >= 0 && perf_passive(w) ? check_theirs(w) : 1;
-    return mine < 0 || theirs < 0 ? -1 : mine && theirs;
+    int behind = perf_behind_check(w);
+    return mine < 0 || theirs < 0 || behind < 0 ? -1 : mine && theirs && behind;
 }

@@ -8,6 +8,7 @@
 
 #include "common.h"
 #include "perf_fail.h"
+#include "perf_idle.h"
 #include "perf_session.h"
 #include "perf_team.h"
 
@@ -28,6 +29,7 @@ struct initiator {
     struct perf_team team;
     const struct perf_args *args;
     uint64_t footprint; /* of the largest size */
+    struct perf_idle_result idle;
     struct {
         uint8_t bytes[PERF_MSG_BLOB];
         uint32_t len;
@@ -61,6 +63,45 @@ static int connect_one(const struct perf_worker *w, const void *metadata, size_t
     return wait_up(*conn);
 }
 
+static int connect_all(struct perf_worker *w, const void *metadata, size_t len)
+{
+    if (perf_worker_conns(w, w->args->conns))
+        return -1;
+    for (uint32_t i = 0; i < w->nconns; i++)
+        if (connect_one(w, metadata, len, &w->conns[i]))
+            return -1;
+    return 0;
+}
+
+/* The measured conns; with --idle also an idle interval before and after. */
+static int connect_measured(struct initiator *in, struct perf_worker *w, const void *metadata,
+                            size_t len)
+{
+    struct perf_idle before, after;
+    uint32_t seconds = in->args->idle_s;
+    if (seconds && perf_idle_lead(&w->channel, seconds, &before))
+        return -1;
+    uint64_t start = now_ns();
+    if (connect_all(w, metadata, len))
+        return -1;
+    uint64_t took = now_ns() - start;
+    if (!seconds)
+        return 0;
+    if (perf_idle_lead(&w->channel, seconds, &after))
+        return -1;
+    double conns = w->nconns;
+    in->idle = (struct perf_idle_result){
+        .conns = w->nconns,
+        .seconds = seconds,
+        .connect_s = (double)took / 1e9,
+        .kib = (double)(int64_t)(after.memory - before.memory) / 1024 / conns,
+        .peer_kib = (double)(int64_t)(after.peer_memory - before.peer_memory) / 1024 / conns,
+        .cpu_ms = after.cpu_ms,
+        .cpu_without_ms = before.cpu_ms,
+    };
+    return 0;
+}
+
 static bool is_pingpong(const struct perf_args *args)
 {
     return args->test == PERF_SEND && args->depth == 1;
@@ -91,10 +132,13 @@ static int say_hello(struct perf_worker *w, uint64_t footprint, struct perf_msg 
     struct perf_msg hello = {.type = PERF_MSG_HELLO,
                              .test = args->test,
                              .flags = (args->bidir ? PERF_FLAG_BIDIR : 0) |
-                                      (is_pingpong(args) ? PERF_FLAG_PINGPONG : 0),
+                                      (is_pingpong(args) ? PERF_FLAG_PINGPONG : 0) |
+                                      (args->idle_s ? PERF_FLAG_IDLE : 0),
                              .threads = args->threads,
+                             .conns = args->conns,
                              .timeout_s = (uint32_t)args->timeout_s,
-                             .footprint = footprint};
+                             .footprint = footprint,
+                             .behind = args->behind};
     if (perf_channel_send(&w->channel, &hello))
         return -1;
     return perf_channel_expect(&w->channel, PERF_MSG_WELCOME, WELCOME_MS, welcome);
@@ -118,14 +162,15 @@ static int join(struct initiator *in, struct perf_worker *w, const void *metadat
 {
     struct perf_run run = run_template(in->args);
     weft_conn_t control;
-    if (perf_worker_open(w, NULL) || perf_worker_memory(w, &run, in->footprint) ||
+    if (perf_worker_open(w, NULL) ||
+        perf_worker_memory(w, &run, in->footprint, in->args->behind) ||
         connect_one(w, metadata, len, &control) ||
         perf_channel_open(&w->channel, w->endpoint, control) ||
         say_hello(w, in->footprint, welcome))
         return -1;
     if (w->index == 0 && learn_addresses(in))
         return -1;
-    return connect_one(w, metadata, len, &w->conn);
+    return connect_measured(in, w, metadata, len);
 }
 
 /* --- one pass over one size ----------------------------------------------------------------- */
@@ -240,6 +285,12 @@ static int choose_iters(struct initiator *in, struct perf_run *run)
     return 0;
 }
 
+static double behind_gbps(const struct perf_behind *b)
+{
+    double ns = (double)(b->ended_ns - b->started_ns);
+    return ns > 0 ? (double)b->done * (double)b->layout.bytes / ns : 0;
+}
+
 static struct perf_result summarize(struct initiator *in, const struct perf_run *run,
                                     double wall_ns)
 {
@@ -263,6 +314,7 @@ static struct perf_result summarize(struct initiator *in, const struct perf_run 
         .p50_us = perf_hist_percentile(&leader->hist, 50) / 1e3,
         .p99_us = perf_hist_percentile(&leader->hist, 99) / 1e3,
         .cpu_s_per_gb = bytes > 0 ? cpu_s / (bytes / 1e9) : -1,
+        .behind_gbps = behind_gbps(&leader->behind),
         .verified = run->verify ? right : -1,
     };
 }
@@ -307,8 +359,10 @@ static int begin(struct initiator *in, const struct perf_msg *welcome,
                  const struct perf_sink *sink)
 {
     struct weft_conn_info info;
-    if (weft_conn_info(in->team.workers[0].conn, &info) < 0)
+    if (weft_conn_info(in->team.workers[0].conns[0], &info) < 0)
         return perf_fail("cannot tell the path: %s", weft_last_error());
+    if (in->args->idle_s)
+        sink->idle(&in->idle, sink->user);
     bool ours = in->args->gpu_mem, theirs = welcome->flags & PERF_FLAG_GPU_MEM;
     sink->begin(&info, ours ? (theirs ? "gpu" : "gpu-host") : (theirs ? "host-gpu" : "host"),
                 sink->user);

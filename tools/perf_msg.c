@@ -11,15 +11,15 @@
 #include "perf_fail.h"
 
 #define MAGIC 0x46525057u /* "WPRF" */
-#define VERSION 1u
+#define VERSION 2u
 /* A side that is idle answers within this; filling its memory counts as part of the size. */
 #define ANSWER_MS 20000
 /* An error is told to a peer that may be gone. */
 #define ERROR_MS 1000
 
 static const char *const names[PERF_MSG_TYPES] = {
-    "none", "hello", "welcome",  "address", "run", "ready",
-    "go",   "end",   "finished", "result",  "bye", "error",
+    "none", "hello", "welcome",  "address", "idle", "run",   "ready",
+    "go",   "end",   "finished", "result",  "bye",  "error",
 };
 
 const char *perf_msg_name(uint32_t type)
@@ -64,6 +64,7 @@ size_t perf_msg_encode(const struct perf_msg *msg, uint8_t wire[PERF_MSG_MAX])
     at = put32(at, msg->test);
     at = put32(at, msg->flags);
     at = put32(at, msg->threads);
+    at = put32(at, msg->conns);
     at = put32(at, msg->timeout_s);
     at = put32(at, msg->iovs);
     at = put32(at, msg->slots);
@@ -71,6 +72,7 @@ size_t perf_msg_encode(const struct perf_msg *msg, uint8_t wire[PERF_MSG_MAX])
     at = put64(at, msg->iters);
     at = put64(at, msg->seed);
     at = put64(at, msg->footprint);
+    at = put64(at, msg->behind);
     at = put64(at, msg->cpu_ns);
     memcpy(at, msg->blob, msg->blob_len);
     return PERF_MSG_WIRE + msg->blob_len;
@@ -90,6 +92,7 @@ int perf_msg_decode(const uint8_t *wire, size_t len, struct perf_msg *msg)
     msg->test = get32(&wire);
     msg->flags = get32(&wire);
     msg->threads = get32(&wire);
+    msg->conns = get32(&wire);
     msg->timeout_s = get32(&wire);
     msg->iovs = get32(&wire);
     msg->slots = get32(&wire);
@@ -97,6 +100,7 @@ int perf_msg_decode(const uint8_t *wire, size_t len, struct perf_msg *msg)
     msg->iters = get64(&wire);
     msg->seed = get64(&wire);
     msg->footprint = get64(&wire);
+    msg->behind = get64(&wire);
     msg->cpu_ns = get64(&wire);
     msg->blob_len = (uint32_t)(len - PERF_MSG_WIRE);
     memcpy(msg->blob, wire, msg->blob_len);

@@ -8,7 +8,7 @@
  *   initiator                       target
  *   HELLO    what is to be measured
  *                                   WELCOME   or ERROR; first thread: then an ADDRESS per thread
- *   (connects the conn that is measured)
+ *   (connects the conns that are measured; before and after it, IDLE: perf_idle.h)
  *   RUN      one size               READY     its memory is filled
  *   GO                              both start their clocks and operations
  *   END      mine are delivered     FINISHED  mine too (if the target initiates as well)
@@ -26,6 +26,7 @@ enum perf_msg_type {
     PERF_MSG_HELLO = 1,
     PERF_MSG_WELCOME,
     PERF_MSG_ADDRESS,
+    PERF_MSG_IDLE,
     PERF_MSG_RUN,
     PERF_MSG_READY,
     PERF_MSG_GO,
@@ -42,11 +43,12 @@ enum perf_msg_type {
 #define PERF_FLAG_GPU_MEM 4u
 #define PERF_FLAG_PINGPONG 8u
 #define PERF_FLAG_RIGHT 16u /* RESULT: every byte was right */
-#define PERF_FLAG_ALL 31u
+#define PERF_FLAG_IDLE 32u  /* HELLO: an IDLE comes before the conns that are measured */
+#define PERF_FLAG_ALL 63u
 
-#define PERF_MSG_BLOB 512 /* metadata, a remote, or text */
+#define PERF_MSG_BLOB 512 /* metadata, one or two remotes, or text */
 _Static_assert(PERF_MSG_BLOB >= WEFT_METADATA_MAX, "ADDRESS carries metadata");
-#define PERF_MSG_WIRE 72 /* bytes before the blob */
+#define PERF_MSG_WIRE 84 /* bytes before the blob */
 #define PERF_MSG_MAX (PERF_MSG_WIRE + PERF_MSG_BLOB)
 
 /* Fields that a type does not use are 0. */
@@ -54,11 +56,13 @@ struct perf_msg {
     uint32_t type;
     uint32_t test, flags;  /* HELLO */
     uint32_t threads;      /* HELLO */
-    uint32_t timeout_s;    /* HELLO: for one size */
+    uint32_t conns;        /* HELLO: of each thread */
+    uint32_t timeout_s;    /* HELLO: for one size. IDLE: how long */
     uint32_t iovs, slots;  /* RUN */
-    uint64_t bytes, iters; /* RUN */
+    uint64_t bytes, iters; /* RUN. RESULT of IDLE: resident bytes */
     uint64_t seed;         /* RUN: of the contents */
     uint64_t footprint;    /* HELLO: bytes of memory each direction needs */
+    uint64_t behind;       /* HELLO: bytes of the operation that is always under way */
     uint64_t cpu_ns;       /* RESULT */
     uint32_t blob_len;
     uint8_t blob[PERF_MSG_BLOB];

@@ -69,7 +69,7 @@ static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now
         xfer->result = &slot->result;
     }
     slot->posted_at = now;
-    return weft_post(w->conn, xfer, &slot->op);
+    return weft_post(w->conns[w->mine.posted % w->nconns], xfer, &slot->op);
 }
 
 /* How many operations may have been posted by now. */
@@ -143,7 +143,7 @@ static int collect_mine(struct perf_worker *w)
 static int post_recv(struct perf_worker *w)
 {
     struct perf_slot *slot = slot_at(w, &w->recvs, w->recvs.posted);
-    int rc = weft_post(w->conn,
+    int rc = weft_post(w->conns[0],
                        WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = slot->local,
                                  .nlocal = w->run.layout.iovs),
                        &slot->op);
@@ -184,7 +184,7 @@ static int collect_notifs(struct perf_worker *w)
     struct weft_notif notif;
     int rc;
     while ((rc = weft_endpoint_notif(w->endpoint, w->sleep_ms, &notif)) == 0) {
-        if (notif.conn != w->conn) { /* of a stranger */
+        if (notif.conn != w->conns[0]) { /* of a stranger */
             weft_notif_free(&notif);
             continue;
         }
@@ -218,7 +218,7 @@ static bool mine_done(const struct perf_worker *w)
 static bool all_done(const struct perf_worker *w)
 {
     bool peer = w->peer_done || (w->initiator && !w->run.bidir);
-    return peer && mine_done(w);
+    return peer && mine_done(w) && !w->behind.under_way;
 }
 
 static int look_at_control(struct perf_worker *w)
@@ -265,12 +265,17 @@ static int turn(const struct perf_worker *w)
     return rc < 0 ? perf_fail("no progress: %s", weft_last_error()) : rc;
 }
 
+static int turn_behind(struct perf_worker *w)
+{
+    return w->behind.layout.bytes ? perf_behind_turn(w, !mine_done(w)) : 0;
+}
+
 int perf_run_drive(struct perf_worker *w)
 {
     uint64_t deadline = now_ns() + (uint64_t)w->run.timeout_s * 1000000000;
     uint32_t idle = 0;
     for (uint32_t n = 1;; n++) {
-        if (perf_active(w) && post_more(w))
+        if (perf_active(w) && (turn_behind(w) || post_more(w)))
             return -1;
         int happened = turn(w);
         if (happened < 0 || collect_mine(w) || collect_arrivals(w))
@@ -373,6 +378,8 @@ int perf_run_prepare(struct perf_worker *w, const struct perf_run *run)
     bool one_way = !run->bidir && !run->pingpong;
     w->sleep_ms = w->args->progress_threads && one_way ? SLEEP_MS : 0;
     perf_hist_clear(&w->hist);
+    if (perf_behind_prepare(w))
+        return -1;
     if (perf_active(w) && prepare_mine(w))
         return -1;
     return perf_passive(w) ? prepare_theirs(w) : 0;
@@ -384,11 +391,13 @@ int perf_run_aim(struct perf_worker *w, const struct perf_msg *msg)
     struct weft_remote_info info;
     if (!perf_active(w))
         return 0;
-    if (msg->blob_len != sizeof remote)
+    if (msg->blob_len != (w->behind.layout.bytes ? 2 : 1) * sizeof remote)
         return perf_fail("the other side has sent no description of its memory");
     memcpy(&remote, msg->blob, sizeof remote);
     if (weft_remote_parse(&remote, &info) || info.len < perf_layout_size(&w->run.layout))
         return perf_fail("the other side's memory does not fit the run");
+    if (w->behind.layout.bytes)
+        memcpy(&w->behind.remote, msg->blob + sizeof remote, sizeof remote);
     w->remotes = calloc(w->run.layout.iovs, sizeof *w->remotes);
     if (!w->remotes)
         return perf_fail("no memory for %u pieces", w->run.layout.iovs);

@@ -9,6 +9,7 @@
 #define WEFT_TOOLS_PERF_RUN_H
 
 #include "perf_args.h"
+#include "perf_behind.h"
 #include "perf_mem.h"
 #include "perf_msg.h"
 #include "perf_stats.h"
@@ -47,7 +48,8 @@ struct perf_worker {
     struct perf_team *team;
     int index; /* among the threads */
     weft_endpoint_t endpoint;
-    weft_conn_t conn; /* measured */
+    weft_conn_t *conns; /* measured: operations take them in turns */
+    uint32_t nconns;
     struct perf_channel channel;
     bool initiator;
 
@@ -59,6 +61,7 @@ struct perf_worker {
     struct perf_region out;          /* of operations this side starts */
     struct perf_region in;           /* where the peer's operations land, or what they read */
     struct weft_remote *remotes;     /* the peer's `in`, once for each piece of an operation */
+    struct perf_behind behind;       /* of write and read */
     struct perf_ring mine;           /* this side's operations */
     struct perf_ring recvs;          /* for the peer's messages */
     struct weft_notif *notifs;       /* last one of each slot */

@@ -11,10 +11,22 @@ struct perf_result {
     uint32_t iovs;
     uint64_t iters;
     double gbps, mops, p50_us, p99_us;
+    double behind_gbps;  /* of the operations that these were behind; 0: of none */
     double cpu_s_per_gb; /* of both sides; negative when no bytes were moved */
     int verified;        /* 1, 0, or -1: was not checked */
 };
 
+/* What conns cost that do nothing. */
+struct perf_idle_result {
+    uint32_t conns, seconds;
+    double connect_s;     /* until all were up */
+    double kib, peer_kib; /* resident memory for each conn */
+    double cpu_ms,
+        cpu_without_ms; /* of both processes, with the conns and before there were any */
+};
+
+/* Called once, before the first size, with --idle. */
+typedef void perf_idle_fn(const struct perf_idle_result *result, void *user);
 /* Called for each size, in order. */
 typedef void perf_report_fn(const struct perf_result *result, void *user);
 /* Called once, when the path is known. mem: "host", "gpu", or "host-gpu": initiator, target. */
@@ -22,6 +34,7 @@ typedef void perf_begin_fn(const struct weft_conn_info *path, const char *mem, v
 
 struct perf_sink {
     perf_begin_fn *begin;
+    perf_idle_fn *idle;
     perf_report_fn *report;
     void *user;
 };

@@ -9,6 +9,7 @@
 
 #include "common.h"
 #include "perf_fail.h"
+#include "perf_idle.h"
 #include "perf_session.h"
 #include "perf_team.h"
 
@@ -40,36 +41,60 @@ static int accept_one(struct perf_worker *w, int timeout_ms, weft_conn_t *conn)
     return rc < 0 ? perf_fail("nobody connects: %s", weft_last_error()) : 0;
 }
 
-/* The initiator's second conn. Others that connect meanwhile are sent away. */
-static int accept_measured(struct perf_worker *w)
+static int check_idle(const struct perf_msg *msg)
+{
+    if (msg->timeout_s < 1 || msg->timeout_s > PERF_MAX_IDLE_S)
+        return perf_fail("the other side asks for an idle time of %" PRIu32 " s", msg->timeout_s);
+    return 0;
+}
+
+/* A further conn of the initiator. Others that connect meanwhile are sent away. */
+static int accept_next(struct perf_worker *w, weft_conn_t *conn)
 {
     struct weft_conn_info control, info;
     uint64_t deadline = now_ns() + FOLLOW_MS * 1000000ull;
     if (weft_conn_info(w->channel.conn, &control) < 0)
         return perf_fail("lost the initiator: %s", weft_last_error());
     while (now_ns() < deadline) {
-        if (accept_one(w, FOLLOW_MS, &w->conn))
+        if (accept_one(w, FOLLOW_MS, conn))
             return -1;
-        if (weft_conn_info(w->conn, &info) == 0 &&
+        if (weft_conn_info(*conn, &info) == 0 &&
             !memcmp(info.peer_uuid, control.peer_uuid, sizeof info.peer_uuid))
             return 0;
-        (void)weft_conn_close(w->conn);
+        (void)weft_conn_close(*conn);
     }
-    return perf_fail("the initiator's second connection does not come");
+    return perf_fail("the initiator's connections do not come");
+}
+
+static int accept_measured(struct perf_worker *w, const struct perf_msg *hello)
+{
+    struct perf_msg idle;
+    if (hello->flags & PERF_FLAG_IDLE &&
+        (perf_channel_expect(&w->channel, PERF_MSG_IDLE, FOLLOW_MS, &idle) || check_idle(&idle) ||
+         perf_idle_serve(&w->channel, &idle)))
+        return -1;
+    if (perf_worker_conns(w, hello->conns))
+        return -1;
+    for (uint32_t i = 0; i < w->nconns; i++)
+        if (accept_next(w, &w->conns[i]))
+            return -1;
+    return 0;
 }
 
 static int check_hello(const struct target *t, const struct perf_msg *hello)
 {
-    uint32_t allowed = PERF_FLAG_BIDIR | PERF_FLAG_PINGPONG;
+    uint32_t allowed = PERF_FLAG_BIDIR | PERF_FLAG_PINGPONG | PERF_FLAG_IDLE;
     if (hello->test >= PERF_TESTS || hello->flags & ~allowed || hello->threads < 1 ||
-        hello->threads > PERF_MAX_THREADS || hello->timeout_s < 1 ||
-        hello->timeout_s > MAX_TIMEOUT_S || hello->footprint < 1)
+        hello->threads > PERF_MAX_THREADS || hello->conns < 1 || hello->conns > PERF_MAX_CONNS ||
+        hello->timeout_s < 1 || hello->timeout_s > MAX_TIMEOUT_S || hello->footprint < 1)
         return perf_fail("the other side asks for something impossible");
     if (hello->test != t->args->test)
         return perf_fail("one side measures %s, the other %s", perf_test_name(t->args->test),
                          perf_test_name((enum perf_test)hello->test));
     if (t->args->gpu_mem && hello->test == PERF_NOTIFY)
         return perf_fail("--mem gpu does not apply to notify");
+    if (hello->behind && hello->test != PERF_WRITE && hello->test != PERF_READ)
+        return perf_fail("the other side asks for something impossible");
     return 0;
 }
 
@@ -87,7 +112,7 @@ static int hear_hello(struct target *t, struct perf_worker *w, struct perf_msg *
         check_hello(t, hello))
         return -1;
     struct perf_run run = run_template(hello);
-    return perf_worker_memory(w, &run, hello->footprint);
+    return perf_worker_memory(w, &run, hello->footprint, hello->behind);
 }
 
 static int say_welcome(struct perf_worker *w)
@@ -146,9 +171,10 @@ static int serve(struct perf_worker *w, const struct perf_msg *hello)
             return -1;
         if (msg.type == PERF_MSG_BYE)
             return 0;
-        if (msg.type != PERF_MSG_RUN)
+        if (msg.type != PERF_MSG_RUN && msg.type != PERF_MSG_IDLE)
             return perf_fail("the other side says '%s' between two runs", perf_msg_name(msg.type));
-        if (serve_run(w, &msg, &run))
+        if (msg.type == PERF_MSG_RUN ? serve_run(w, &msg, &run)
+                                     : check_idle(&msg) || perf_idle_serve(&w->channel, &msg))
             return -1;
     }
 }
@@ -162,7 +188,7 @@ static void *follow(void *arg)
     weft_conn_t control;
     if (accept_one(w, FOLLOW_MS, &control) == 0 &&
         perf_channel_open(&w->channel, w->endpoint, control) == 0 &&
-        hear_hello(t, w, &hello) == 0 && say_welcome(w) == 0 && accept_measured(w) == 0)
+        hear_hello(t, w, &hello) == 0 && say_welcome(w) == 0 && accept_measured(w, &hello) == 0)
         (void)serve(w, &hello); /* a failure is remembered by perf_fail */
     return NULL;
 }
@@ -232,7 +258,7 @@ static int run_session(struct target *t, int metadata_fd)
         accept_one(leader, patience_ms, &control) ||
         perf_channel_open(&leader->channel, leader->endpoint, control) ||
         hear_hello(t, leader, &t->hello) || open_followers(t) || say_welcome(leader) ||
-        say_addresses(t) || accept_measured(leader))
+        say_addresses(t) || accept_measured(leader, &t->hello))
         return -1;
     return serve(leader, &t->hello);
 }

@@ -2,6 +2,7 @@
 /* Threads that run the same sizes at the same time, and what each of them owns. */
 #include "perf_team.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -63,8 +64,10 @@ static void worker_close(struct perf_worker *w)
     if (w->endpoint)
         (void)weft_endpoint_close(w->endpoint); /* first: it may be using what follows */
     perf_run_finish(w);
+    free(w->conns);
     perf_region_close(&w->out);
     perf_region_close(&w->in);
+    perf_region_close(&w->behind.region);
 }
 
 void perf_team_close(struct perf_team *team)
@@ -92,7 +95,15 @@ int perf_worker_open(struct perf_worker *w, const char *listen)
     return rc < 0 ? perf_fail("cannot open an endpoint: %s", weft_last_error()) : 0;
 }
 
-int perf_worker_memory(struct perf_worker *w, const struct perf_run *run, uint64_t footprint)
+int perf_worker_conns(struct perf_worker *w, uint32_t n)
+{
+    w->conns = calloc(n, sizeof *w->conns);
+    w->nconns = n;
+    return w->conns ? 0 : perf_fail("no memory for %" PRIu32 " conns", n);
+}
+
+int perf_worker_memory(struct perf_worker *w, const struct perf_run *run, uint64_t footprint,
+                       uint64_t behind)
 {
     const struct perf_args *args = w->args;
     w->run = *run;
@@ -103,17 +114,24 @@ int perf_worker_memory(struct perf_worker *w, const struct perf_run *run, uint64
     if (perf_passive(w) &&
         perf_region_open(&w->in, w->endpoint, footprint, args->gpu_mem, args->gpu))
         return -1;
+    return perf_behind_open(w, behind);
+}
+
+static int describe(const struct perf_region *region, struct perf_msg *msg)
+{
+    struct weft_remote remote;
+    if (weft_mem_advertise(region->mem, region->addr, region->len, &remote) < 0)
+        return perf_fail("cannot describe memory: %s", weft_last_error());
+    memcpy(msg->blob + msg->blob_len, &remote, sizeof remote);
+    msg->blob_len += (uint32_t)sizeof remote;
     return 0;
 }
 
 int perf_worker_describe(const struct perf_worker *w, struct perf_msg *msg)
 {
-    struct weft_remote remote;
     if (!w->in.addr)
         return 0;
-    if (weft_mem_advertise(w->in.mem, w->in.addr, w->in.len, &remote) < 0)
-        return perf_fail("cannot describe memory: %s", weft_last_error());
-    memcpy(msg->blob, &remote, sizeof remote);
-    msg->blob_len = sizeof remote;
-    return 0;
+    if (describe(&w->in, msg))
+        return -1;
+    return w->behind.region.addr ? describe(&w->behind.region, msg) : 0;
 }

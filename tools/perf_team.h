@@ -29,10 +29,14 @@ int perf_team_meet(struct perf_team *team);
 /* Wait for the threads, close all endpoints, free everything. */
 void perf_team_close(struct perf_team *team);
 
+/* Make room for n measured conns. */
+int perf_worker_conns(struct perf_worker *worker, uint32_t n);
 /* Open the worker's endpoint. listen: address, or NULL for any port of the loopback interface. */
 int perf_worker_open(struct perf_worker *worker, const char *listen);
-/* Register memory for both sides of a run: of `footprint` bytes in each direction used. */
-int perf_worker_memory(struct perf_worker *worker, const struct perf_run *run, uint64_t footprint);
+/* Register memory for both sides of a run: of `footprint` bytes in each direction used, and for
+ * the operation that others are behind. */
+int perf_worker_memory(struct perf_worker *worker, const struct perf_run *run, uint64_t footprint,
+                       uint64_t behind);
 /* Describe `in` for the peer in a RUN or READY. */
 int perf_worker_describe(const struct perf_worker *worker, struct perf_msg *msg);
 

@@ -13,6 +13,7 @@
 #include "common.h"
 #include "perf_args.h"
 #include "perf_fail.h"
+#include "perf_idle.h"
 #include "perf_session.h"
 
 /* The other process of --local has nothing left to do when this side is done; when this side has
@@ -31,17 +32,41 @@ struct output {
 static void begin(const struct weft_conn_info *path, const char *mem, void *user)
 {
     struct output *out = user;
+    char size[SIZE_TEXT_MAX];
     cJSON_AddStringToObject(out->json, "path", path->path);
     cJSON_AddStringToObject(out->json, "mem", mem);
     snprintf(out->transport, sizeof out->transport, "%s", path->transport);
-    fprintf(out->table, "%s over %s, %s memory, depth %" PRIu32 ", %" PRIu32 " thread%s%s\n",
+    fprintf(out->table, "%s over %s, %s memory, depth %" PRIu32 ", %" PRIu32 " thread%s",
             perf_test_name(out->args->test), path->path, mem, out->args->depth, out->args->threads,
-            out->args->threads > 1 ? "s" : "", out->args->bidir ? ", both directions" : "");
+            out->args->threads > 1 ? "s" : "");
+    if (out->args->conns > 1)
+        fprintf(out->table, " of %" PRIu32 " conns", out->args->conns);
+    if (out->args->behind)
+        fprintf(out->table, ", behind %s", size_format(out->args->behind, size));
+    fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);
     if (path->why[0])
         fprintf(out->table, "path: %s\n", path->why);
     fprintf(out->table, "%10s %6s %11s %10s %10s %11s %11s %9s  %s\n", "bytes", "iovs", "iters",
             "GB/s", "Mops", "p50 us", "p99 us", "CPU s/GB", "path");
     fflush(out->table);
+}
+
+static void report_idle(const struct perf_idle_result *r, void *user)
+{
+    struct output *out = user;
+    cJSON *idle = cJSON_AddObjectToObject(out->json, "idle");
+    cJSON_AddNumberToObject(idle, "conns", r->conns);
+    cJSON_AddNumberToObject(idle, "seconds", r->seconds);
+    cJSON_AddNumberToObject(idle, "connect_s", r->connect_s);
+    cJSON_AddNumberToObject(idle, "KiB_per_conn", r->kib);
+    cJSON_AddNumberToObject(idle, "KiB_per_conn_target", r->peer_kib);
+    cJSON_AddNumberToObject(idle, "cpu_ms", r->cpu_ms);
+    cJSON_AddNumberToObject(idle, "cpu_ms_without", r->cpu_without_ms);
+    fprintf(out->table,
+            "idle: %" PRIu32
+            " conns up in %.2f s, %.1f KiB each (target %.1f KiB); CPU in %" PRIu32
+            " s: %.1f ms, without them %.1f ms\n",
+            r->conns, r->connect_s, r->kib, r->peer_kib, r->seconds, r->cpu_ms, r->cpu_without_ms);
 }
 
 static void add_json(struct output *out, const struct perf_result *r)
@@ -62,6 +87,8 @@ static void add_json(struct output *out, const struct perf_result *r)
         cJSON_AddNullToObject(row, "verified");
     else
         cJSON_AddBoolToObject(row, "verified", r->verified);
+    if (r->behind_gbps > 0)
+        cJSON_AddNumberToObject(row, "behind_GBps", r->behind_gbps);
     cJSON_AddItemToArray(out->results, row);
 }
 
@@ -84,7 +111,7 @@ static int initiate(const struct perf_args *args, const void *metadata, size_t l
     struct output out = {.args = args,
                          .table = args->json && !strcmp(args->json, "-") ? stderr : stdout,
                          .json = cJSON_CreateObject()};
-    struct perf_sink sink = {.begin = begin, .report = report, .user = &out};
+    struct perf_sink sink = {.begin = begin, .idle = report_idle, .report = report, .user = &out};
     cJSON_AddStringToObject(out.json, "test", perf_test_name(args->test));
     out.results = cJSON_CreateArray();
     int rc = perf_initiator(args, metadata, len, &sink);
@@ -164,6 +191,8 @@ int main(int argc, char **argv)
     if (end)
         return end - 1;
     perf_catch_signals();
+    if (args.conns > 1)
+        perf_idle_descriptors();
     switch (args.role) {
     case PERF_LOCAL:
         return run_local(&args);

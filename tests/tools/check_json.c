@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Is this what the manual pages promise?
- *   check_json perf FILE TEST TRANSPORT MEM RESULTS   results that were verified, and how many
+ *   check_json perf FILE TEST TRANSPORT MEM RESULTS   results that were verified, and how many;
+ *                                                     what --idle and --behind add, if there
  *   check_json info FILE                              everything of weft_info --json
  */
 #include <cjson/cJSON.h>
@@ -57,9 +58,24 @@ static void check_result(const cJSON *r)
     for (size_t i = 0; i < sizeof positive / sizeof *positive; i++)
         require_positive(r, positive[i]);
     require(cJSON_IsTrue(member(r, "verified", cJSON_IsBool)), "is false", "verified");
-    require(cJSON_GetArraySize(r) == 9, "other members in", "results[]");
+    const int behind = cJSON_HasObjectItem(r, "behind_GBps");
+    if (behind)
+        require_positive(r, "behind_GBps");
+    require(cJSON_GetArraySize(r) == 9 + behind, "other members in", "results[]");
     double p50 = member(r, "p50_us", cJSON_IsNumber)->valuedouble;
     require(member(r, "p99_us", cJSON_IsNumber)->valuedouble >= p50, "below p50_us", "p99_us");
+}
+
+static void check_idle(const cJSON *idle)
+{
+    static const char *const positive[] = {"conns", "seconds", "connect_s"};
+    static const char *const numbers[] = {"KiB_per_conn", "KiB_per_conn_target", "cpu_ms",
+                                          "cpu_ms_without"};
+    for (size_t i = 0; i < sizeof positive / sizeof *positive; i++)
+        require_positive(idle, positive[i]);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        member(idle, numbers[i], cJSON_IsNumber);
+    require(cJSON_GetArraySize(idle) == 7, "other members in", "idle");
 }
 
 static void check_perf(const cJSON *json, char **want)
@@ -68,7 +84,10 @@ static void check_perf(const cJSON *json, char **want)
     const char *path = member(json, "path", cJSON_IsString)->valuestring;
     require(!strncmp(path, want[1], strlen(want[1])), "path", path);
     require_text(json, "mem", want[2]);
-    require(cJSON_GetArraySize(json) == 4, "other members in", "the object");
+    const int idle = cJSON_HasObjectItem(json, "idle");
+    if (idle)
+        check_idle(member(json, "idle", cJSON_IsObject));
+    require(cJSON_GetArraySize(json) == 4 + idle, "other members in", "the object");
     const cJSON *r, *results = member(json, "results", cJSON_IsArray);
     require(cJSON_GetArraySize(results) == atoi(want[3]), "number of results is not", want[3]);
     cJSON_ArrayForEach(r, results) check_result(r);

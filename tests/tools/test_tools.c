@@ -149,7 +149,8 @@ static void blank_differs_everywhere(void **state)
 static void messages_of_strangers_are_refused(void **state)
 {
     (void)state;
-    struct perf_msg out = {.type = PERF_MSG_RUN, .bytes = 1, .iters = 2, .seed = 3, .blob_len = 5},
+    struct perf_msg out = {.type = PERF_MSG_RUN, .bytes = 1, .iters = 2, .seed = 3, .conns = 4,
+                           .behind = 6, .blob_len = 5},
                     in;
     uint8_t wire[PERF_MSG_MAX];
     size_t len = perf_msg_encode(&out, wire);
