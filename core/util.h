@@ -24,6 +24,11 @@ int weft__opts_copy(void *ours, size_t our_size, const void *theirs, const char 
 /* Is this a value of WEFT_LOG? */
 bool weft__log_spec_valid(const char *spec);
 
+/* --- mac.c --------------------------------------------------------------------------------- */
+
+/* Open libcrypto, unless it is open. WEFT_EUNSUPPORTED with a sentence if there is none. */
+int weft__mac_load(void);
+
 /* --- handle.c ------------------------------------------------------------------------------ */
 
 enum weft__kind { WEFT__ENDPOINT = 1, WEFT__CONN, WEFT__MEM, WEFT__OP };

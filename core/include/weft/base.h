@@ -72,7 +72,8 @@ WEFT_API const char *weft_version(void);
     XX(WEFT_ECLOSED, -1016, CONN, "closed on this side")                                          \
     XX(WEFT_ECONFIG, -1017, ENDPOINT, "a setting has an invalid value")                           \
     XX(WEFT_EABI, -1018, DEVICE, "backend was built for another version of the interface")        \
-    XX(WEFT_ENODEV, -1019, DEVICE, "no such transport, backend or device")
+    XX(WEFT_ENODEV, -1019, DEVICE, "no such transport, backend or device")                        \
+    XX(WEFT_EAUTH, -1020, CONN, "the two endpoints do not share a secret")
 
 enum weft_err {
 #define WEFT_ERR_ENUM(name, value, scope, text) name = value,

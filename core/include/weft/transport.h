@@ -304,6 +304,17 @@ WEFT_API void weft_boot_id(uint8_t id[16]);
 /* Fill buf from the operating system's random source. Returns 0 or a negative code. */
 WEFT_API int weft_random(void *buf, size_t len);
 
+/*
+ * HMAC-SHA-256, for the keys of links (weft_link_opts.key). weft_mac_check takes as long for a wrong
+ * code as for the right one. Both return 0; WEFT_EUNSUPPORTED: this build or machine has no
+ * libcrypto, then core gives out no keys either; weft_mac_check: WEFT_EAUTH if the code is wrong.
+ */
+#define WEFT_MAC 32 /* bytes of a key, and of a code */
+WEFT_API int weft_mac(const uint8_t key[WEFT_MAC], const void *data, size_t len,
+                      uint8_t mac[WEFT_MAC]);
+WEFT_API int weft_mac_check(const uint8_t key[WEFT_MAC], const void *data, size_t len,
+                            const uint8_t mac[WEFT_MAC]);
+
 /* Can a nic with these attributes ever accept this cmd? 0; WEFT_EUNSUPPORTED: not this operation;
  * -EINVAL: a length or a number of pieces is wrong. Looks at no payload. */
 WEFT_API int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd);
