@@ -3,8 +3,10 @@
  * Bootstrap sockets: the listener, and the short TCP conversations in which two endpoints agree
  * on a transport and exchange link addresses. Moves frames; handshake.c decides what they say.
  *
- * A frame: u32 magic, u16 version, u16 type, u32 body length, body. Nothing here blocks. A
- * stranger costs one socket, WEFT__FRAME_MAX bytes and no more than its deadline.
+ * A frame: u32 magic, u16 version, u16 type, u32 body length, body. If the endpoints share a secret,
+ * the last WEFT_MAC bytes of a body are the code of all before them (auth.c). Nothing here blocks. A
+ * stranger costs one socket, WEFT__FRAME_MAX bytes (WEFT__AUTH_FRAME where it has to prove that it
+ * knows the secret) and no more than its deadline.
  */
 #include "internal.h"
 
@@ -19,10 +21,10 @@
 #include <unistd.h>
 
 #define MAGIC 0x54464557u /* "WEFT" */
-#define VERSION 1
-#define STRANGERS 64 /* handshakes under way beyond the backlog */
+#define STRANGERS 64      /* handshakes under way beyond the backlog */
 #define JOIN_STEP_NS 1000000u
 #define LISTEN_BACKLOG 1024
+#define UNREAD 65536 /* bytes of a peer that are thrown away when it is hung up on */
 
 /* --- sending and failing ----------------------------------------------------------------------- */
 
@@ -38,6 +40,8 @@ static void close_fd(struct weft__boot *boot)
 {
     if (boot->fd < 0)
         return;
+    /* what is left unread turns the end into a reset, which can overtake our last words */
+    recv(boot->fd, NULL, UNREAD, MSG_DONTWAIT | MSG_TRUNC);
     /* closing is not enough: a child of this process may hold the socket open */
     epoll_ctl(boot->ep->boot_epoll, EPOLL_CTL_DEL, boot->fd, NULL);
     close(boot->fd);
@@ -108,11 +112,17 @@ static void flush(struct weft__boot *boot)
     }
 }
 
+static enum weft_role role_of(const struct weft__boot *boot)
+{
+    return boot->active ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE;
+}
+
 void weft__boot_send(struct weft__boot *boot, uint16_t type, const void *body, size_t len)
 {
     if (boot->fd < 0)
         return;
-    size_t frame = WEFT__FRAME_HEAD + len;
+    size_t code = boot->auth.state == WEFT__AUTH_SEALED ? WEFT_MAC : 0;
+    size_t frame = WEFT__FRAME_HEAD + len + code;
     uint8_t *tx = frame > WEFT__FRAME_MAX ? NULL : realloc(boot->tx, boot->tx_len + frame);
     if (!tx) {
         weft__boot_fail(boot, -ENOMEM, "no memory for a handshake frame of %zu bytes", frame);
@@ -121,15 +131,47 @@ void weft__boot_send(struct weft__boot *boot, uint16_t type, const void *body, s
     boot->tx = tx;
     struct weft__writer w = {tx + boot->tx_len, tx + boot->tx_len + frame, false};
     weft__put_u32(&w, MAGIC);
-    weft__put_u16(&w, VERSION);
+    weft__put_u16(&w, WEFT__BOOT_VERSION);
     weft__put_u16(&w, type);
-    weft__put_u32(&w, (uint32_t)len);
+    weft__put_u32(&w, (uint32_t)(len + code));
     weft__put(&w, body, len);
+    if (code &&
+        weft__auth_sign(&boot->auth, role_of(boot), tx + boot->tx_len, frame - code, w.at)) {
+        weft__boot_fail(boot, -EIO, "%s", weft_last_error());
+        return;
+    }
     boot->tx_len += frame;
     flush(boot);
 }
 
 /* --- receiving ---------------------------------------------------------------------------------- */
+
+/* Longest frame that may come now. */
+static size_t frame_max(const struct weft__boot *boot)
+{
+    return weft__auth_pending(&boot->auth) ? WEFT__AUTH_FRAME : WEFT__FRAME_MAX;
+}
+
+/* Could this head be one of the peer's? If not, the boot has failed. */
+static bool check_head(struct weft__boot *boot, uint32_t magic, uint16_t version, uint16_t type,
+                       uint32_t len)
+{
+    bool sealed = boot->auth.state == WEFT__AUTH_SEALED;
+    bool sound = magic == MAGIC && version == WEFT__BOOT_VERSION &&
+                 len <= WEFT__FRAME_MAX - WEFT__FRAME_HEAD && (!sealed || len >= WEFT_MAC);
+    if (sound)
+        return !weft__auth_pending(&boot->auth) || weft__auth_expects(boot, type, len);
+    if (sealed)
+        weft__handshake_reject(boot, WEFT_EAUTH, "a frame of the handshake was tampered with");
+    else if (magic != MAGIC)
+        weft__boot_fail(boot, WEFT_EPROTO, "what answers there is not a Weft endpoint");
+    else if (version != WEFT__BOOT_VERSION)
+        weft__boot_fail(boot, WEFT_EVERSION, "peer speaks version %u of the handshake, we %u",
+                        version, WEFT__BOOT_VERSION);
+    else
+        weft__boot_fail(boot, WEFT_EPROTO, "handshake frame of %u bytes", len);
+    return false;
+}
 
 /* One frame from the front of rx. Returns its size, 0 if it is not complete. */
 static size_t take_frame(struct weft__boot *boot)
@@ -140,33 +182,38 @@ static size_t take_frame(struct weft__boot *boot)
     uint32_t magic = weft__get_u32(&r);
     uint16_t version = weft__get_u16(&r), type = weft__get_u16(&r);
     uint32_t len = weft__get_u32(&r);
-    if (magic != MAGIC) {
-        weft__boot_fail(boot, WEFT_EPROTO, "what answers there is not a Weft endpoint");
+    size_t frame = WEFT__FRAME_HEAD + len,
+           code = boot->auth.state == WEFT__AUTH_SEALED ? WEFT_MAC : 0;
+    if (!check_head(boot, magic, version, type, len) || boot->rx_len < frame)
         return 0;
+    if (weft__auth_pending(&boot->auth))
+        weft__auth_frame(boot, type, r.at);
+    else if (code && weft__auth_check(&boot->auth, !role_of(boot), boot->rx, frame - code,
+                                      boot->rx + frame - code))
+        weft__handshake_reject(boot, WEFT_EAUTH, "a frame of the handshake was tampered with");
+    else
+        weft__handshake_frame(boot, type, r.at, len - code);
+    return frame;
+}
+
+static bool make_rx(struct weft__boot *boot)
+{
+    size_t cap = frame_max(boot);
+    uint8_t *rx = boot->rx_cap < cap ? realloc(boot->rx, cap) : boot->rx;
+    if (!rx) {
+        weft__boot_fail(boot, -ENOMEM, "no memory for a handshake");
+        return false;
     }
-    if (version != VERSION) {
-        weft__boot_fail(boot, WEFT_EVERSION, "peer speaks version %u of the handshake, we %u",
-                        version, VERSION);
-        return 0;
-    }
-    if (len > WEFT__FRAME_MAX - WEFT__FRAME_HEAD) {
-        weft__boot_fail(boot, WEFT_EPROTO, "handshake frame of %u bytes", len);
-        return 0;
-    }
-    if (boot->rx_len < WEFT__FRAME_HEAD + len)
-        return 0;
-    weft__handshake_frame(boot, type, r.at, len);
-    return WEFT__FRAME_HEAD + len;
+    boot->rx = rx;
+    boot->rx_cap = boot->rx_cap < cap ? cap : boot->rx_cap;
+    return true;
 }
 
 static void receive(struct weft__boot *boot)
 {
-    if (!boot->rx && !(boot->rx = malloc(WEFT__FRAME_MAX))) {
-        weft__boot_fail(boot, -ENOMEM, "no memory for a handshake");
+    if (!make_rx(boot))
         return;
-    }
-    ssize_t n = recv(boot->fd, boot->rx + boot->rx_len, WEFT__FRAME_MAX - boot->rx_len,
-                     MSG_DONTWAIT);
+    ssize_t n = recv(boot->fd, boot->rx + boot->rx_len, boot->rx_cap - boot->rx_len, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
@@ -221,7 +268,10 @@ static void connected(struct weft__boot *boot)
     }
     boot->connecting = boot->want_write = false;
     watch(boot, EPOLL_CTL_MOD);
-    weft__handshake_begin(boot);
+    if (boot->ep->secured)
+        weft__auth_begin(boot);
+    else
+        weft__handshake_begin(boot);
 }
 
 static struct weft__boot *boot_new(struct weft__endpoint *ep, int fd, uint64_t deadline)
@@ -232,6 +282,7 @@ static struct weft__boot *boot_new(struct weft__endpoint *ep, int fd, uint64_t d
     boot->ep = ep;
     boot->fd = fd;
     boot->deadline = deadline;
+    boot->auth.state = ep->secured ? WEFT__AUTH_CHALLENGE : WEFT__AUTH_OFF;
     boot->next = ep->boots;
     ep->boots = boot;
     ep->nboots++;
@@ -240,7 +291,7 @@ static struct weft__boot *boot_new(struct weft__endpoint *ep, int fd, uint64_t d
 }
 
 int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list, int n,
-                       const char *policy, uint64_t deadline)
+                       const uint8_t *uuid, const char *policy, uint64_t deadline)
 {
     struct weft__boot *boot = boot_new(conn->ep, -1, deadline);
     if (!boot) {
@@ -251,6 +302,8 @@ int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list
     }
     boot->conn = conn;
     boot->active = true;
+    if (uuid)
+        memcpy(boot->auth.uuid, uuid, sizeof boot->auth.uuid);
     boot->naddrs = n < (int)WEFT__ARRAY_LEN(boot->addrs) ? n : (int)WEFT__ARRAY_LEN(boot->addrs);
     memcpy(boot->addrs, list, (size_t)boot->naddrs * sizeof *list);
     snprintf(boot->policy, sizeof boot->policy, "%s", policy);
@@ -355,6 +408,7 @@ static void sweep(struct weft__endpoint *ep)
             atomic_fetch_sub(&ep->booting, 1);
         free(boot->rx);
         free(boot->tx);
+        explicit_bzero(&boot->auth, sizeof boot->auth);
         free(boot);
     }
 }

@@ -23,6 +23,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "directories, separated by colons, from which weft_*.so modules are loaded")               \
     XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \
        "where endpoints accept connections: HOST, HOST:PORT, :PORT (all interfaces)")             \
+    XX("WEFT_SECRET_FILE", STRING, "", 0, 0,                                                      \
+       "file with the secret that endpoints share, 16 to 4096 bytes; others may not read it")     \
     XX("WEFT_PROGRESS_THREADS", INT, "1", 0, 64,                                                  \
        "threads of an endpoint that move its bytes; 0: only calls into Weft do")                  \
     XX("WEFT_SPIN", INT, "50", 0, 1000000,                                                        \

@@ -51,6 +51,7 @@ static void endpoint_free(struct weft__endpoint *ep)
     pthread_mutex_destroy(&ep->lock);
     pthread_mutex_destroy(&ep->boot_lock);
     pthread_cond_destroy(&ep->changed);
+    explicit_bzero(ep->auth_key, sizeof ep->auth_key);
     free(ep);
 }
 
@@ -120,6 +121,9 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     if (ep->wake_fd < 0)
         return weft_fail(-EMFILE, "cannot make an eventfd");
     int rc = weft_random(ep->uuid, sizeof ep->uuid);
+    if (rc)
+        return rc;
+    rc = weft__auth_open(ep, o->secret, o->secret_len);
     if (rc)
         return rc;
     ep->gpu = weft_gpu_find(o->gpu);
@@ -364,7 +368,7 @@ static int metadata_addresses(const struct metadata *m, struct weft__address *li
 #define CONNECT_SLACK_MS 1000
 
 static int start_connect(struct weft__endpoint *ep, const struct weft__address *list, int n,
-                         const struct weft_connect_opts *o, weft_conn_t *out)
+                         const uint8_t *uuid, const struct weft_connect_opts *o, weft_conn_t *out)
 {
     struct weft__conn *conn;
     int rc = weft__conn_open(ep, true, &conn);
@@ -374,14 +378,13 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
     weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
     weft_conn_t handle = conn->handle;
     pthread_mutex_lock(&ep->boot_lock);
-    rc = weft__boot_connect(conn, list, n, o->transport ? o->transport : "",
+    rc = weft__boot_connect(conn, list, n, uuid, o->transport ? o->transport : "",
                             weft__deadline(timeout));
     pthread_mutex_unlock(&ep->boot_lock);
     weft__wake(ep); /* the deadline of the handshake is new to a sleeping thread */
     if (rc == 0 && !o->nonblocking)
-        rc = weft_conn_wait(handle, timeout < INT_MAX - CONNECT_SLACK_MS
-                                        ? timeout + CONNECT_SLACK_MS
-                                        : timeout);
+        rc = weft_conn_wait(
+            handle, timeout < INT_MAX - CONNECT_SLACK_MS ? timeout + CONNECT_SLACK_MS : timeout);
     if (rc == 0) {
         *out = handle;
         return 0;
@@ -425,7 +428,7 @@ int weft_endpoint_connect(weft_endpoint_t handle, const void *metadata, size_t l
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    rc = start_connect(ep, list, rc, &o, conn);
+    rc = start_connect(ep, list, rc, m.info.uuid, &o, conn);
     weft__handle_put(handle);
     return rc;
 }
@@ -447,7 +450,7 @@ int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    rc = start_connect(ep, &a, 1, &o, conn);
+    rc = start_connect(ep, &a, 1, NULL, &o, conn);
     weft__handle_put(handle);
     return rc;
 }

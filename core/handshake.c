@@ -14,7 +14,8 @@
  *
  * A side that cannot go on with a transport says NO with the reason; the active side then offers
  * its next one. Every frame of an offer carries the number of the attempt, so that answers to an
- * attempt that was given up are known as such. REJECT ends it all.
+ * attempt that was given up are known as such. REJECT ends it all. Endpoints that share a secret
+ * prove it before the first HELLO: auth.c.
  *
  * The boot lock is held in every function here.
  */
@@ -26,7 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum frame { HELLO = 1, OFFER, LINKS, READY, DONE, NO, REJECT };
 enum state { GREETING, OFFERED, JOINING, JOINED };
 
 struct hello {
@@ -74,7 +74,7 @@ static void send_hello(struct weft__boot *boot)
         weft__put_text(&w, ep->transports[i]->name);
         weft__put_u8(&w, (uint8_t)lanes_of(ep, ep->transports[i]->name));
     }
-    weft__boot_send(boot, HELLO, body, (size_t)(w.at - body));
+    weft__boot_send(boot, WEFT__HELLO, body, (size_t)(w.at - body));
 }
 
 static int read_hello(const uint8_t *body, size_t len, struct hello *h)
@@ -108,7 +108,7 @@ static void adopt_hello(struct weft__boot *boot, const struct hello *h)
     pthread_mutex_unlock(&boot->ep->lock);
 }
 
-static void send_text(struct weft__boot *boot, enum frame type, int code, const char *text)
+static void send_text(struct weft__boot *boot, enum weft__frame type, int code, const char *text)
 {
     uint8_t body[512];
     char brief[256];
@@ -120,9 +120,9 @@ static void send_text(struct weft__boot *boot, enum frame type, int code, const 
     weft__boot_send(boot, (uint16_t)type, body, (size_t)(w.at - body));
 }
 
-static void reject(struct weft__boot *boot, int code, const char *text)
+void weft__handshake_reject(struct weft__boot *boot, int code, const char *text)
 {
-    send_text(boot, REJECT, code, text);
+    send_text(boot, WEFT__REJECT, code, text);
     weft__boot_fail(boot, code, "%s", text);
 }
 
@@ -276,8 +276,9 @@ static int read_links(struct weft__boot *boot, struct weft__reader *r)
 static void offer(struct weft__boot *boot)
 {
     if (boot->offer == boot->noffers) {
-        reject(boot, WEFT_ENOPATH,
-               *boot->reasons ? boot->reasons : "the endpoints have no transport in common");
+        weft__handshake_reject(boot, WEFT_ENOPATH,
+                               *boot->reasons ? boot->reasons
+                                              : "the endpoints have no transport in common");
         return;
     }
     uint8_t body[64];
@@ -287,7 +288,7 @@ static void offer(struct weft__boot *boot)
     weft__put_u8(&w, (uint8_t)lanes_of(boot->ep, transport->name));
     weft__put_text(&w, transport->name);
     boot->state = OFFERED;
-    weft__boot_send(boot, OFFER, body, (size_t)(w.at - body));
+    weft__boot_send(boot, WEFT__OFFER, body, (size_t)(w.at - body));
 }
 
 /* This attempt is over. The active side goes on with its next offer once the links are closed. */
@@ -296,7 +297,7 @@ static void give_up(struct weft__boot *boot, const char *text, bool say, int cod
     char reason[256];
     snprintf(reason, sizeof reason, "%s", text);
     if (say)
-        send_text(boot, NO, code, reason);
+        send_text(boot, WEFT__NO, code, reason);
     if (boot->fd < 0)
         return;
     if (boot->active)
@@ -314,7 +315,7 @@ static void on_hello_active(struct weft__boot *boot, const struct hello *h)
     adopt_hello(boot, h);
     int rc = make_offers(boot, h);
     if (rc < 0)
-        reject(boot, rc, weft_last_error());
+        weft__handshake_reject(boot, rc, weft_last_error());
     else
         offer(boot);
 }
@@ -326,13 +327,13 @@ static void on_hello_passive(struct weft__boot *boot, const struct hello *h)
     bool full = !ep->passive && ep->naccepts >= ep->backlog;
     pthread_mutex_unlock(&ep->lock);
     if (full) {
-        reject(boot, WEFT_EREFUSED, "too many conns wait to be accepted there");
+        weft__handshake_reject(boot, WEFT_EREFUSED, "too many conns wait to be accepted there");
         return;
     }
     struct weft__conn *conn;
     int rc = weft__conn_open(ep, false, &conn);
     if (rc) {
-        reject(boot, rc, weft_last_error());
+        weft__handshake_reject(boot, rc, weft_last_error());
         return;
     }
     conn->peer_addr.len = sizeof conn->peer_addr.sa;
@@ -376,7 +377,7 @@ static void on_offer(struct weft__boot *boot, const uint8_t *body, size_t len)
     }
     snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s", name);
     boot->state = OFFERED;
-    weft__boot_send(boot, LINKS, out, (size_t)(w.at - out));
+    weft__boot_send(boot, WEFT__LINKS, out, (size_t)(w.at - out));
 }
 
 static void on_links(struct weft__boot *boot, struct weft__reader *r)
@@ -395,7 +396,7 @@ static void on_links(struct weft__boot *boot, struct weft__reader *r)
             give_up(boot, weft_last_error(), true, rc);
             return;
         }
-        weft__boot_send(boot, LINKS, out, (size_t)(w.at - out));
+        weft__boot_send(boot, WEFT__LINKS, out, (size_t)(w.at - out));
     }
     for (int i = 0; boot->fd >= 0 && i < n; i++)
         boot->conn->links[i]->peer_lane = boot->peer_lane[i];
@@ -435,20 +436,20 @@ static void on_attempt(struct weft__boot *boot, uint16_t type, const uint8_t *bo
         weft__boot_fail(boot, WEFT_EPROTO, "malformed handshake frame");
         return;
     }
-    if (attempt != boot->attempt && type != REJECT)
+    if (attempt != boot->attempt && type != WEFT__REJECT)
         return;
     switch (type) {
-    case LINKS:
+    case WEFT__LINKS:
         on_links(boot, &r);
         break;
-    case READY:
+    case WEFT__READY:
         boot->ready = true;
         break;
-    case DONE:
+    case WEFT__DONE:
         if (!boot->active && boot->state == JOINED)
             finish(boot);
         break;
-    case NO:
+    case WEFT__NO:
         on_no(boot, &r);
         break;
     default:
@@ -460,17 +461,20 @@ void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t
 {
     struct hello h;
     bool expect_hello = boot->active ? !boot->conn->peer_pid : !boot->conn;
-    if (expect_hello != (type == HELLO) && type != REJECT) {
+    if (type == WEFT__CHALLENGE && !boot->active && expect_hello) {
+        weft__auth_unwanted(boot);
+    } else if (expect_hello != (type == WEFT__HELLO) && type != WEFT__REJECT) {
         weft__boot_fail(boot, WEFT_EPROTO, "unexpected handshake frame %u", type);
-    } else if (type == HELLO && read_hello(body, len, &h)) {
+    } else if (type == WEFT__HELLO && read_hello(body, len, &h)) {
         weft__boot_fail(boot, WEFT_EPROTO, "malformed hello");
-    } else if (type == HELLO && boot->active) {
+    } else if (type == WEFT__HELLO && boot->active) {
         on_hello_active(boot, &h);
-    } else if (type == HELLO) {
+    } else if (type == WEFT__HELLO) {
         on_hello_passive(boot, &h);
-    } else if (type == OFFER) {
+    } else if (type == WEFT__OFFER) {
         on_offer(boot, body, len);
-    } else if (type >= LINKS && type <= REJECT && (boot->conn || type == REJECT)) {
+    } else if (type >= WEFT__LINKS && type <= WEFT__REJECT &&
+               (boot->conn || type == WEFT__REJECT)) {
         on_attempt(boot, type, body, len);
     } else {
         weft__boot_fail(boot, WEFT_EPROTO, "unknown handshake frame %u", type);
@@ -543,7 +547,7 @@ static void join_all(struct weft__boot *boot)
     }
     boot->state = JOINED;
     if (!boot->active)
-        weft__boot_send(boot, READY, &boot->attempt, 1);
+        weft__boot_send(boot, WEFT__READY, &boot->attempt, 1);
 }
 
 void weft__handshake_begin(struct weft__boot *boot)
@@ -569,7 +573,7 @@ void weft__handshake_step(struct weft__boot *boot)
     if (boot->fd >= 0 && boot->active && boot->state == JOINED && boot->ready) {
         snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s",
                  boot->offers[boot->offer]->name);
-        weft__boot_send(boot, DONE, &boot->attempt, 1);
+        weft__boot_send(boot, WEFT__DONE, &boot->attempt, 1);
         if (boot->fd >= 0)
             finish(boot);
     }

@@ -585,6 +585,76 @@ int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index);
 int weft__link_gone_arrived(struct weft__conn *conn, uint32_t index);
 int weft__conn_links_up(const struct weft__conn *conn);
 
+/* --- frames of the handshake ----------------------------------------------------------------- */
+
+/* Version of what follows, and of the proofs. */
+#define WEFT__BOOT_VERSION 1
+#define WEFT__FRAME_HEAD 12
+#define WEFT__FRAME_MAX 16384
+
+enum weft__frame {
+    WEFT__HELLO = 1,
+    WEFT__OFFER,
+    WEFT__LINKS,
+    WEFT__READY,
+    WEFT__DONE,
+    WEFT__NO,
+    WEFT__REJECT,
+    WEFT__CHALLENGE, /* these three before the peer's proof has been checked: auth.c */
+    WEFT__PROOF,
+    WEFT__DENY
+};
+
+/* --- auth.c: the shared secret ---------------------------------------------------------------- */
+
+#define WEFT__NONCE 32
+#define WEFT__AUTH_FRAME (WEFT__FRAME_HEAD + WEFT__NONCE + 16) /* longest before the proof */
+
+enum weft__auth_state {
+    WEFT__AUTH_OFF,       /* this endpoint has no secret */
+    WEFT__AUTH_CHALLENGE, /* waits for the peer's challenge */
+    WEFT__AUTH_PROOF,     /* waits for the peer's proof */
+    WEFT__AUTH_SEALED     /* it has come; every frame carries a code from now on */
+};
+
+/* What two endpoints have said to each other. Arrays of two are by enum weft_role. */
+struct weft__auth {
+    enum weft__auth_state state;
+    uint8_t nonce[2][WEFT__NONCE];
+    uint8_t uuid[16]; /* of the passive endpoint; zeros: the active one does not know it */
+    uint8_t session[WEFT_MAC];
+    uint8_t frame_key[2][WEFT_MAC]; /* by who sends */
+    uint64_t frames[2];             /* sent so far */
+};
+
+/* Set the endpoint's secret: the caller's, else that of WEFT_SECRET_FILE, else none. */
+int weft__auth_open(struct weft__endpoint *ep, const void *secret, size_t len);
+/* Under the secret's key: a side's proof; the keys of the conversation. */
+int weft__auth_proof(const uint8_t key[WEFT_MAC], const struct weft__auth *auth,
+                     enum weft_role role, uint8_t proof[WEFT_MAC]);
+int weft__auth_seal(const uint8_t key[WEFT_MAC], struct weft__auth *auth);
+/* The code of the next frame of a side. weft__auth_check: 0, or WEFT_EAUTH. */
+int weft__auth_sign(struct weft__auth *auth, enum weft_role from, const void *frame, size_t len,
+                    uint8_t mac[WEFT_MAC]);
+int weft__auth_check(struct weft__auth *auth, enum weft_role from, const void *frame, size_t len,
+                     const uint8_t mac[WEFT_MAC]);
+/* Key of the index-th link of an attempt. */
+int weft__auth_link_key(const struct weft__auth *auth, const char *transport, uint8_t attempt,
+                        uint8_t index, uint8_t key[WEFT_MAC]);
+
+/* The conversation. Boot lock held. */
+struct weft__boot;
+static inline bool weft__auth_pending(const struct weft__auth *auth)
+{
+    return auth->state == WEFT__AUTH_CHALLENGE || auth->state == WEFT__AUTH_PROOF;
+}
+void weft__auth_begin(struct weft__boot *boot);
+/* While pending: may a frame like this come now? If not, the boot has failed. */
+bool weft__auth_expects(struct weft__boot *boot, uint16_t type, uint32_t len);
+void weft__auth_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body);
+/* A challenge has come, and this endpoint has no secret. */
+void weft__auth_unwanted(struct weft__boot *boot);
+
 /* --- handshake.c, boot.c --------------------------------------------------------------------- */
 
 /* One bootstrap socket: frames in, frames out. boot.c moves the bytes, handshake.c decides. */
@@ -599,8 +669,9 @@ struct weft__boot {
     uint64_t deadline, try_until;  /* of all, and of the address being tried */
     struct weft__address addrs[8]; /* active: where to try */
     int naddrs, addr;
-    uint8_t *rx; /* WEFT__FRAME_MAX bytes, made when first needed */
-    size_t rx_len;
+    struct weft__auth auth;
+    uint8_t *rx; /* for one frame of those that may come now */
+    size_t rx_len, rx_cap;
     uint8_t *tx;
     size_t tx_len, tx_sent;
     /* active: transports to offer, best first, and which is on offer */
@@ -619,8 +690,6 @@ struct weft__boot {
     char policy[128];
     char reasons[256]; /* why better transports were passed over */
 };
-#define WEFT__FRAME_HEAD 12
-#define WEFT__FRAME_MAX 16384
 
 int weft__boot_open(struct weft__endpoint *ep, const char *listen);
 void weft__boot_close(struct weft__endpoint *ep);
@@ -631,16 +700,20 @@ void weft__boot_fail(struct weft__boot *boot, int status, const char *fmt, ...) 
 /* The handshake is over: the socket is closed, or kept to learn of the peer's death. */
 void weft__boot_end(struct weft__boot *boot, bool keep);
 /* What boot.c asks handshake.c to do. Boot lock held. */
-void weft__handshake_begin(struct weft__boot *boot); /* the socket is connected */
+/* The active side's first word: the socket is connected, and proofs have been checked. */
+void weft__handshake_begin(struct weft__boot *boot);
+/* Tell the peer, then fail. */
+void weft__handshake_reject(struct weft__boot *boot, int code, const char *text);
 void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t *body,
                            size_t len);
 void weft__handshake_step(struct weft__boot *boot);          /* time has passed */
 bool weft__handshake_joining(const struct weft__boot *boot); /* needs to be stepped often */
 /* Drive listener and handshakes. Returns things that happened. */
 int weft__boot_progress(struct weft__endpoint *ep);
-/* Begin connecting to one of these addresses. Takes a ref of conn. Boot lock held. */
+/* Begin connecting to one of these addresses, where the endpoint with this uuid (NULL: any) is to
+ * be. Takes a ref of conn. Boot lock held. */
 int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list, int n,
-                       const char *policy, uint64_t deadline);
+                       const uint8_t *uuid, const char *policy, uint64_t deadline);
 /* Nearest deadline of a handshake, UINT64_MAX if none. */
 uint64_t weft__boot_deadline(struct weft__endpoint *ep);
 
@@ -651,6 +724,8 @@ struct weft__endpoint {
     uint8_t uuid[16];
     uint32_t pid;
     struct weft__host host;
+    bool secured; /* has a shared secret */
+    uint8_t auth_key[WEFT_MAC];
     const struct weft_gpu_backend *gpu;
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;
@@ -665,6 +740,7 @@ struct weft__endpoint {
     _Atomic(int) booting; /* handshakes under way, read without the lock */
     int listen_fd, boot_epoll;
     int spare_fd;          /* see hang_up */
+    uint64_t refusals, refusal_logged; /* strangers without the secret; when that was logged */
     _Atomic(int) reapable; /* passive conns that went down */
     struct weft__address bound;
 

@@ -62,7 +62,19 @@ struct weft_endpoint_opts {
     int passive_accept;
     /* Text in the form of WEFT_FAULT: wraps every nic for tests. NULL: WEFT_FAULT (""). */
     const char *fault;
+    /*
+     * Any bytes, WEFT_SECRET_MIN to WEFT_SECRET_MAX of them, copied. NULL: WEFT_SECRET_FILE (""). With
+     * a secret only endpoints that have the same one can connect, in either direction; each proves
+     * to the other that it knows it, and the secret itself never travels. All others fail with
+     * WEFT_EAUTH on both sides. WEFT_EUNSUPPORTED: this build or machine has no libcrypto.
+     * It keeps strangers out. It does not encrypt, and does not keep who is between two endpoints
+     * from changing the bytes of their transfers: where someone may be, use WireGuard or IPsec.
+     */
+    const void *secret;
+    size_t secret_len;
 };
+#define WEFT_SECRET_MIN 16
+#define WEFT_SECRET_MAX 4096
 
 /* Open an endpoint. opts may be NULL. The endpoint listens when this returns. */
 WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *endpoint);
