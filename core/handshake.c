@@ -163,8 +163,20 @@ static int make_offers(struct weft__boot *boot, const struct hello *h)
 
 /* --- links -------------------------------------------------------------------------------------- */
 
+/* The key of a link, if the endpoints share a secret; else *out is NULL. */
+static int link_key(const struct weft__boot *boot, const struct weft_transport *transport, int i,
+                    uint8_t key[WEFT_MAC], const uint8_t **out)
+{
+    bool secured = boot->auth.state == WEFT__AUTH_SEALED;
+    *out = secured ? key : NULL;
+    return secured
+               ? weft__auth_link_key(&boot->auth, transport->name, boot->attempt, (uint8_t)i, key)
+               : 0;
+}
+
 static int open_link(struct weft__boot *boot, const struct weft_transport *transport, int i)
 {
+    uint8_t key[WEFT_MAC];
     struct weft__conn *conn = boot->conn;
     struct weft__lane *lane = lane_of(boot->ep, transport->name, i);
     struct weft__link *link = lane ? calloc(1, sizeof *link) : NULL;
@@ -177,11 +189,14 @@ static int open_link(struct weft__boot *boot, const struct weft_transport *trans
     struct weft_link_opts opts = {.role = boot->active ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE,
                                   .peer = (struct sockaddr *)&conn->peer_addr.sa,
                                   .peer_len = conn->peer_addr.len};
+    int rc = link_key(boot, transport, i, key, &opts.key);
     weft__lane_lock(lane);
-    int rc = lane->nic->transport->ops->link_open(lane->nic, &opts, &link->tl);
+    if (rc == 0)
+        rc = lane->nic->transport->ops->link_open(lane->nic, &opts, &link->tl);
     if (rc == 0)
         link->tl->user = link;
     weft__lane_unlock(lane);
+    explicit_bzero(key, sizeof key);
     if (rc) {
         free(link);
         return rc;

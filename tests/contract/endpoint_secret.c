@@ -315,7 +315,32 @@ struct relay {
     size_t len[2];
     int direction, frame; /* which one to damage; frame -1: none */
     size_t at;            /* its byte; beyond its end: the last one */
+    int *intruded;        /* try to join the first link without its key; where to say how it went */
 };
+
+/* Who reads the bootstrap knows where a link listens and under which token. */
+static int intrude(const uint8_t *links, size_t len)
+{
+    struct weft__reader r = {links + 3, links + len, false}; /* attempt, how many, lane */
+    size_t size = weft__get_u16(&r);
+    const void *address = weft__get_span(&r, size);
+    const struct weft_transport *transport = weft__transport_find(test_transport());
+    struct weft_device_info device;
+    CHECK(address && transport->ops->probe(&device, 1) > 0, "the relay cannot intrude");
+    struct weft_nic_opts nic_opts = {.device = device.name};
+    struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE};
+    struct weft_comp comps[4];
+    struct weft_nic *nic;
+    struct weft_link *link;
+    WEFT_OK(transport->ops->open(&nic_opts, &nic));
+    WEFT_OK(transport->ops->link_open(nic, &opts, &link));
+    int rc = WEFT_EAGAIN;
+    TEST_UNTIL((rc = transport->ops->link_connect(link, address, size)) != WEFT_EAGAIN,
+               transport->ops->poll(nic, comps, 4), "a link to refuse a stranger");
+    transport->ops->link_close(link);
+    transport->ops->close(nic);
+    return rc;
+}
 
 static bool forward(struct relay *r, int direction, int from, int to, size_t *sent, int *frame)
 {
@@ -331,6 +356,8 @@ static bool forward(struct relay *r, int direction, int from, int to, size_t *se
             return true;
         if (direction == r->direction && *frame == r->frame)
             next[r->at < size ? r->at : size - 1] ^= 0x10;
+        if (direction == 1 && type_of(next) == WEFT__LINKS && r->intruded)
+            *r->intruded = intrude(next + WEFT__FRAME_HEAD, size - WEFT__FRAME_HEAD);
         if (send(to, next, size, MSG_NOSIGNAL) < 0)
             return false;
         *sent += size;
@@ -537,6 +564,20 @@ static void a_wrong_length_ends_by_the_deadline(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+/* An eavesdropper gets to the link first, and is not let in; the peer is. */
+static void a_link_wants_its_key(void **state)
+{
+    (void)state;
+    weft_endpoint_t a = endpoint_with(secret), b = endpoint_with(secret);
+    int rc = 0;
+    relay.intruded = &rc;
+    record(a, b);
+    relay.intruded = NULL;
+    CHECK(rc < 0, "a stranger has joined a link");
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
 /* Who has the secret and answers in another's place says so. */
 static void another_endpoint_in_its_place(void **state)
 {
@@ -565,7 +606,8 @@ int main(void)
         cmocka_unit_test(a_replay_to_the_active_side_is_refused),
         cmocka_unit_test(one_wrong_bit_is_refused),
         cmocka_unit_test(a_wrong_length_ends_by_the_deadline),
+        cmocka_unit_test(a_link_wants_its_key),
         cmocka_unit_test(another_endpoint_in_its_place),
     };
-    return cmocka_run_group_tests_name("endpoint_secret", tests, NULL, NULL);
+    return DUO_MAIN("endpoint_secret", tests);
 }

@@ -226,6 +226,57 @@ static void where_the_endpoints_met_is_told(void **state)
     use_link(p, 1);
 }
 
+/* --- keys ---------------------------------------------------------------------------------- */
+
+/* Two ends with these keys. What link_connect says at the active one; *passive: at the other. */
+static int join_with(struct pair *p, const uint8_t *active_key, const uint8_t *passive_key,
+                     int *passive)
+{
+    uint8_t copy[2][WEFT_MAC], address[2][WEFT_LINK_ADDRESS_MAX];
+    const uint8_t *key[2] = {active_key, passive_key};
+    struct side *side[2] = {&p->a, &p->b};
+    struct weft_link *link[2];
+    int len[2], rc[2] = {WEFT_EAGAIN, WEFT_EAGAIN};
+    for (int i = 1; i >= 0; i--) {
+        struct weft_link_opts opts = {.role = i ? WEFT_ROLE_PASSIVE : WEFT_ROLE_ACTIVE};
+        if (key[i])
+            opts.key = memcpy(copy[i], key[i], WEFT_MAC);
+        WEFT_OK(side[i]->ops->link_open(side[i]->nic, &opts, &link[i]));
+        memset(copy[i], 0, WEFT_MAC); /* for the call only */
+        len[i] = WEFT_OK(side[i]->ops->link_address(link[i], address[i], sizeof address[i]));
+    }
+    /* an active end that is refused learns it; a passive one may wait for the right one */
+    for (uint64_t end = test_deadline(); rc[0] == WEFT_EAGAIN || rc[0] + rc[1] == WEFT_EAGAIN;) {
+        for (int i = 0; i < 2; i++)
+            if (rc[i] == WEFT_EAGAIN)
+                rc[i] = side[i]->ops->link_connect(link[i], address[!i], (size_t)len[!i]);
+        pair_pump(p);
+        CHECK(weft_now() < end, "deadline: waited for two ends to join, or not");
+    }
+    *passive = rc[1];
+    side[0]->ops->link_close(link[0]);
+    side[1]->ops->link_close(link[1]);
+    return rc[0];
+}
+
+static void a_key_joins_its_like(void **state)
+{
+    struct pair *p = *state;
+    uint8_t one[WEFT_MAC] = "one", two[WEFT_MAC] = "two", mac[WEFT_MAC];
+    const uint8_t *const wrong[][2] = {{one, two}, {one, NULL}, {NULL, one}};
+    int passive;
+    test_need(weft_mac(one, "", 0, mac) == 0, "libcrypto");
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(join_with(p, one, one, &passive), 0);
+        assert_int_equal(passive, 0);
+        for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+            int rc = join_with(p, wrong[i][0], wrong[i][1], &passive);
+            CHECK(rc < 0 && passive < 0, "keys %zu joined: %d, %d", i, rc, passive);
+        }
+    }
+    use_link(p, 0);
+}
+
 /* --- addresses ----------------------------------------------------------------------------- */
 
 struct end {
@@ -438,6 +489,7 @@ int main(void)
         ALONE(many_nics_at_once),
         ALONE(close_gives_everything_back),
         IN_BOTH(either_end_may_be_active),
+        IN_ONE(a_key_joins_its_like),
         IN_ONE(user_is_left_alone),
         IN_BOTH(many_links_of_one_nic),
         ALONE(a_nic_may_be_its_own_peer),

@@ -34,11 +34,11 @@ struct stranger {
     uint16_t slot;
 };
 
-static int setup(void **state)
+static int setup_with(void **state, const uint8_t *key)
 {
     struct stranger *s = calloc(1, sizeof *s);
     struct weft_nic_opts opts = {.device = "local"};
-    struct weft_link_opts link_opts = {.role = WEFT_ROLE_PASSIVE};
+    struct weft_link_opts link_opts = {.role = WEFT_ROLE_PASSIVE, .key = key};
     s->ops = weft_transport_local.ops;
     PAIR_OK(s->ops->open(&opts, &s->nic));
     PAIR_OK(s->ops->link_open(s->nic, &link_opts, &s->link));
@@ -54,6 +54,18 @@ static int setup(void **state)
     PAIR_OK(local_dial(&s->address.socket, &s->fd));
     *state = s;
     return 0;
+}
+
+static int setup(void **state)
+{
+    return setup_with(state, NULL);
+}
+
+static uint8_t key[WEFT_MAC] = "who has this may join the link";
+
+static int setup_keyed(void **state)
+{
+    return setup_with(state, key);
 }
 
 static int teardown(void **state)
@@ -200,6 +212,111 @@ static void another_token_than_the_address(void **state)
     say_hello(s, -1);
     s->ours.token.bytes[0] ^= 1;
     assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+/* --- keys ------------------------------------------------------------------------------------ */
+
+static void prove(struct local_packet *packet, const uint8_t *with)
+{
+    PAIR_OK(weft_mac(with, packet, offsetof(struct local_packet, proof), packet->proof));
+}
+
+static void a_proof_for_a_link_without_a_key(void **state)
+{
+    struct stranger *s = *state;
+    prove(&s->hello, key);
+    say_hello(s, memory(right_size, SEALS));
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    assert_true(thrown_out(s));
+}
+
+static void hellos_without_the_key(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t other[WEFT_MAC] = "another one";
+    for (int wrong = 0; wrong < 4; wrong++) {
+        struct local_packet hello = s->hello;
+        if (wrong)
+            prove(&s->hello, wrong == 1 ? other : key);
+        s->hello.from.bytes[0] ^= wrong == 2;
+        s->hello.proof[WEFT_MAC - 1] ^= wrong == 3;
+        say_hello(s, memory(right_size, SEALS));
+        assert_int_equal(connect_result(s), WEFT_EAGAIN);
+        assert_true(thrown_out(s));
+        close(s->fd);
+        PAIR_OK(local_dial(&s->address.socket, &s->fd));
+        s->hello = hello;
+    }
+    prove(&s->hello, key); /* the link has not noticed */
+    say_hello(s, memory(right_size, SEALS));
+    struct local_packet answer;
+    int passed, rc = WEFT_EAGAIN;
+    while (rc == WEFT_EAGAIN) {
+        assert_int_equal(connect_result(s), WEFT_EAGAIN);
+        rc = local_packet_recv(s->fd, &answer, &passed);
+    }
+    assert_int_equal(rc, 0);
+    PAIR_OK(weft_mac_check(key, &answer, offsetof(struct local_packet, proof), answer.proof));
+    int again;
+    PAIR_OK(local_dial(&s->address.socket, &again)); /* the same bytes once more */
+    PAIR_OK(local_packet_send(again, &s->hello, -1));
+    assert_int_equal(connect_result(s), WEFT_EAGAIN);
+    char byte;
+    assert_int_equal(recv(again, &byte, 1, MSG_DONTWAIT), 0);
+    close(again);
+    s->hello.type = LOCAL_PACKET_CONFIRM;
+    prove(&s->hello, key);
+    say_hello(s, -1);
+    assert_int_equal(connect_result(s), 0);
+}
+
+static void a_confirm_without_the_key(void **state)
+{
+    struct stranger *s = *state;
+    prove(&s->hello, key);
+    say_hello(s, memory(right_size, SEALS));
+    s->hello.type = LOCAL_PACKET_CONFIRM; /* with the hello's proof */
+    say_hello(s, -1);
+    assert_int_equal(connect_result(s), WEFT_EAUTH);
+}
+
+/* Who has taken the passive end's place answers: nothing, or the hello turned round. */
+static void an_answer_without_the_key(void **state)
+{
+    struct stranger *s = *state;
+    struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "\0weft-local-"
+                                                                  "77777777777777777777777777777777"};
+    socklen_t len = offsetof(struct sockaddr_un, sun_path) + 1 + 11 + 32;
+    for (int turned = 0; turned < 2; turned++) {
+        struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE, .key = key};
+        struct local_packet packet;
+        struct weft_comp comps[4];
+        struct weft_link *link;
+        int passed, rc, at = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+        assert_int_equal(bind(at, (struct sockaddr *)&name, len), 0);
+        assert_int_equal(listen(at, 1), 0);
+        memset(&s->ours.socket, 0x77, sizeof s->ours.socket);
+        PAIR_OK(s->ops->link_open(s->nic, &opts, &link));
+        assert_int_equal(s->ops->link_connect(link, &s->ours, sizeof s->ours), WEFT_EAGAIN);
+        int fd = accept(at, NULL, NULL);
+        PAIR_OK(local_packet_recv(fd, &packet, &passed));
+        close(passed);
+        struct local_id from = packet.from;
+        packet.type = LOCAL_PACKET_ANSWER;
+        packet.from = packet.to;
+        packet.to = from;
+        if (!turned)
+            memset(packet.proof, 0, sizeof packet.proof);
+        PAIR_OK(local_packet_send(fd, &packet, -1));
+        while ((rc = s->ops->link_connect(link, &s->ours, sizeof s->ours)) == WEFT_EAGAIN) {
+            PAIR_OK(s->ops->wait_fd(s->nic));
+            s->ops->poll(s->nic, comps, 4);
+        }
+        assert_int_equal(rc, WEFT_EAUTH);
+        s->ops->link_close(link);
+        close(fd);
+        close(at);
+    }
 }
 
 /* A crowd that says nothing does not keep the right one out. */
@@ -460,6 +577,7 @@ static void wrong_ranges(void **state)
 }
 
 #define FRESH(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+#define KEYED(test) cmocka_unit_test_setup_teardown(test, setup_keyed, teardown)
 
 int main(void)
 {
@@ -477,6 +595,10 @@ int main(void)
         FRESH(huge_ring_size),
         FRESH(wrong_confirm),
         FRESH(another_token_than_the_address),
+        FRESH(a_proof_for_a_link_without_a_key),
+        KEYED(hellos_without_the_key),
+        KEYED(a_confirm_without_the_key),
+        KEYED(an_answer_without_the_key),
         FRESH(silent_crowd),
         FRESH(wrong_addresses),
         FRESH(nobody_listens),

@@ -2,6 +2,8 @@
 /* Strangers at the door: what is not a sound hello is dropped, and the link does not notice. */
 #include "tcp_stranger.h"
 
+#include <netinet/in.h>
+
 static void wrong_hellos_are_dropped(void **state)
 {
     struct stranger *s = *state;
@@ -135,6 +137,141 @@ static void gone_before_the_link_is_up(void **state)
     assert_int_equal(stranger_finish_connect(s), WEFT_EPEER);
 }
 
+/* --- keys ---------------------------------------------------------------------------------- */
+
+static uint8_t key[WEFT_MAC] = "who has this may join the link";
+
+/* In the place of the fixture's link one with a key. */
+static void open_keyed(struct stranger *s)
+{
+    struct weft_link_opts opts = {.role = WEFT_ROLE_PASSIVE, .key = key};
+    stranger_close_link(s);
+    PAIR_OK(s->pair.ops->link_open(s->pair.side[PAIR_B].nic, &opts, &s->link));
+    assert_int_equal(s->pair.ops->link_address(s->link, s->address, sizeof s->address),
+                     TCP_ADDRESS_SIZE);
+}
+
+static void prove(uint8_t *hello, enum weft_role who, const uint8_t *with)
+{
+    uint8_t said[1 + TCP_HELLO_PROVEN] = {(uint8_t)who};
+    memcpy(said + 1, hello, TCP_HELLO_PROVEN);
+    PAIR_OK(weft_mac(with, said, sizeof said, hello + TCP_HELLO_PROVEN));
+}
+
+static void proven_hello(const struct stranger *s, uint8_t index, uint8_t *bytes)
+{
+    struct tcp_hello hello = stranger_hello_for(s, index);
+    tcp_hello_encode(bytes, &hello);
+    prove(bytes, WEFT_ROLE_ACTIVE, key);
+}
+
+static void is_dropped(struct stranger *s, const uint8_t *bytes)
+{
+    int fd = stranger_dial(s);
+    stranger_say(fd, bytes, TCP_HELLO_SIZE);
+    stranger_hear_end(s, fd);
+}
+
+/* Both sockets join with proofs; `said` is what an eavesdropper has heard. */
+static void join_keyed(struct stranger *s, uint8_t said[2][TCP_HELLO_SIZE])
+{
+    for (uint8_t i = 0; i < 2; i++) {
+        uint8_t answer[TCP_HELLO_SIZE], right[TCP_HELLO_SIZE];
+        proven_hello(s, i, said[i]);
+        s->fd[i] = stranger_dial(s);
+        stranger_say(s->fd[i], said[i], TCP_HELLO_SIZE);
+        stranger_hear(s, s->fd[i], answer, sizeof answer);
+        memcpy(right, answer, sizeof right);
+        prove(right, WEFT_ROLE_PASSIVE, key);
+        assert_memory_equal(answer, right, sizeof answer);
+        is_dropped(s, said[i]);
+    }
+}
+
+static void only_who_has_the_key_joins(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_HELLO_SIZE], said[2][TCP_HELLO_SIZE], other[WEFT_MAC] = "another one";
+    proven_hello(s, 0, bytes); /* the fixture's link has no key */
+    is_dropped(s, bytes);
+    open_keyed(s);
+    for (int wrong = 0; wrong < 6; wrong++) {
+        proven_hello(s, 0, bytes);
+        if (wrong == 0)
+            memset(bytes + TCP_HELLO_PROVEN, 0, TCP_PROOF);
+        else if (wrong == 1)
+            prove(bytes, WEFT_ROLE_ACTIVE, other);
+        else if (wrong == 2)
+            prove(bytes, WEFT_ROLE_PASSIVE, key);
+        else if (wrong == 3)
+            bytes[5] = 1; /* the proof is of socket 0 */
+        else
+            bytes[wrong == 4 ? TCP_HELLO_SIZE - 1 : TCP_HELLO_PROVEN] ^= 1;
+        is_dropped(s, bytes);
+    }
+    join_keyed(s, said);
+    assert_int_equal(stranger_finish_connect(s), 0);
+}
+
+/* What one link was joined with joins it no second time, and no other link. */
+static void a_recorded_hello_joins_nothing(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t said[2][TCP_HELLO_SIZE];
+    open_keyed(s);
+    join_keyed(s, said);
+    assert_int_equal(stranger_finish_connect(s), 0);
+    for (int i = 0; i < 2; i++)
+        is_dropped(s, said[i]);
+    open_keyed(s); /* even with the same key */
+    for (int i = 0; i < 2; i++)
+        is_dropped(s, said[i]);
+    join_keyed(s, said);
+    assert_int_equal(stranger_finish_connect(s), 0);
+}
+
+/* Who answers in the passive end's place has heard all, and has no key. */
+static void an_answer_needs_the_key(void **state)
+{
+    struct stranger *s = *state;
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &len), 0);
+    uint8_t address[TCP_ADDRESS_SIZE];
+    memcpy(address, s->address, sizeof address);
+    tcp_put16(address + 8, ntohs(at.sin_port));
+    for (int wrong = 0; wrong < 3; wrong++) {
+        struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE, .key = key};
+        struct weft_link *link;
+        uint8_t hello[TCP_HELLO_SIZE];
+        int rc = WEFT_EAGAIN, fd[2] = {-1, -1};
+        PAIR_OK(s->pair.ops->link_open(s->pair.side[PAIR_B].nic, &opts, &link));
+        uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+        for (int n = 0; rc == WEFT_EAGAIN; pair_poll(&s->pair, PAIR_B)) {
+            rc = s->pair.ops->link_connect(link, address, sizeof address);
+            if (n == 2)
+                continue;
+            fd[n] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+            pair_poll(&s->pair, PAIR_B);
+            stranger_hear(s, fd[n], hello, sizeof hello);
+            if (wrong == 0)
+                memset(hello + TCP_HELLO_PROVEN, 0, TCP_PROOF);
+            if (wrong == 1)
+                hello[TCP_HELLO_PROVEN] ^= 1;
+            stranger_say(fd[n++], hello, sizeof hello);
+            assert_true(weft_now() < deadline);
+        }
+        assert_int_equal(rc, WEFT_EAUTH);
+        s->pair.ops->link_close(link);
+        close(fd[0]);
+        close(fd[1]);
+    }
+    close(listener);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -149,6 +286,12 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_hello_byte_by_byte, stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(gone_before_the_link_is_up, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(only_who_has_the_key_joins, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_recorded_hello_joins_nothing, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(an_answer_needs_the_key, stranger_setup,
                                         stranger_teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

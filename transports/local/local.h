@@ -20,7 +20,7 @@
 #include "local_ring.h"
 
 /* Changes with every change of the structs under "what passes between two processes". */
-#define LOCAL_VERSION 1
+#define LOCAL_VERSION 2
 /* Cmds of a link between post and completion. A slot number is 16 bits on the ring. */
 #define LOCAL_DEPTH 256
 #define LOCAL_NO_SLOT UINT16_MAX
@@ -203,6 +203,8 @@ struct local_link {
     bool direct_out; /* the peer copies from and to our memory itself */
     bool direct_in;  /* we copy from and to the peer's memory */
     struct local_id token, peer_token;
+    bool keyed; /* only who has the key may join */
+    uint8_t key[WEFT_MAC];
     struct local_segment *segment;
     struct local_gate *gate_mine, *gate_peer;
     uint64_t probe; /* random; the peer reads it to prove that it can copy */
@@ -236,6 +238,9 @@ struct local_packet {
     uint64_t probe_addr, probe_value;
     uint32_t direct; /* ANSWER, CONFIRM: I can copy from and to your memory */
     uint32_t reserved;
+    /* weft_mac of all before it, if the link has a key: whoever is in this network namespace can
+     * connect to the socket, and may have seen the token on its way. Else zeros. */
+    uint8_t proof[WEFT_MAC];
 };
 
 /* Beginning of a segment; the two rings follow at LOCAL_SEGMENT_HEAD. [0] is the active end's. */

@@ -64,6 +64,9 @@ int local_link_open(struct weft_nic *base, const struct weft_link_opts *opts,
     if (rc)
         goto err_link;
     init_link(link, nic, opts->role);
+    link->keyed = opts->key != NULL;
+    if (opts->key)
+        memcpy(link->key, opts->key, sizeof link->key);
     nic->nlinks++;
     if (link->role == WEFT_ROLE_PASSIVE) {
         link->next_waiting = nic->waiting;
@@ -103,6 +106,7 @@ void local_link_close(struct weft_link *base)
     if (link->segment)
         local_segment_put(link->segment);
     nic->nlinks--;
+    explicit_bzero(link->key, sizeof link->key);
     free(link->jobs);
     free(link->slots);
     free(link);
@@ -185,6 +189,24 @@ static int check_address(const struct local_nic *nic, struct local_address *addr
     return 0;
 }
 
+/* --- packets --------------------------------------------------------------------------------- */
+
+#define PROVEN offsetof(struct local_packet, proof)
+
+static int send_packet(const struct local_link *link, struct local_packet *packet, int pass)
+{
+    int rc = link->keyed ? weft_mac(link->key, packet, PROVEN, packet->proof) : 0;
+    return rc ? rc : local_packet_send(link->source.fd, packet, pass);
+}
+
+/* Has who sent this the link's key? */
+static bool proven(const struct local_link *link, const struct local_packet *packet)
+{
+    static const uint8_t none[WEFT_MAC];
+    return link->keyed ? weft_mac_check(link->key, packet, PROVEN, packet->proof) == 0
+                       : memcmp(packet->proof, none, sizeof none) == 0;
+}
+
 /* --- handshake ------------------------------------------------------------------------------ */
 
 static struct local_packet make_packet(const struct local_link *link, uint32_t type)
@@ -227,7 +249,7 @@ static int begin(struct local_link *link, const struct local_address *address)
     link->peer_token = address->token;
     struct local_packet hello = make_packet(link, LOCAL_PACKET_HELLO);
     hello.ring_size = size;
-    rc = local_packet_send(fd, &hello, memfd);
+    rc = send_packet(link, &hello, memfd);
     close(memfd);
     if (!rc)
         rc = local_watch(nic, &link->source);
@@ -250,7 +272,7 @@ static int answer(struct local_link *link, const struct local_packet *hello, int
     link->peer_token = hello->from;
     know_peer(link, hello);
     struct local_packet packet = make_packet(link, LOCAL_PACKET_ANSWER);
-    rc = local_packet_send(link->source.fd, &packet, -1);
+    rc = send_packet(link, &packet, -1);
     if (!rc)
         link->state = LOCAL_HELLO;
     return rc;
@@ -273,7 +295,7 @@ void local_link_hello(struct local_nic *nic, struct local_guest *guest)
     struct local_link *link = NULL;
     if (!rc && packet.version == LOCAL_VERSION && packet.type == LOCAL_PACKET_HELLO)
         link = find_waiting(nic, &packet.to);
-    if (link) {
+    if (link && proven(link, &packet)) {
         stop_waiting(nic, link);
         rc = local_hand_over(nic, &guest->source, &link->source);
         if (!rc)
@@ -301,12 +323,14 @@ static int handshake(struct local_link *link)
         !local_id_equal(&packet.from, &link->peer_token) ||
         !local_id_equal(&packet.to, &link->token))
         return weft_fail(WEFT_EPROTO, "local: peer sent a wrong packet in the handshake");
+    if (!proven(link, &packet))
+        return weft_fail(WEFT_EAUTH, "local: a packet of the handshake is not the peer's");
     const struct local_nic *nic = (const struct local_nic *)link->base.nic;
     link->direct_out = nic->direct && packet.direct == 1;
     if (active) {
         know_peer(link, &packet);
         struct local_packet confirm = make_packet(link, LOCAL_PACKET_CONFIRM);
-        rc = local_packet_send(link->source.fd, &confirm, -1);
+        rc = send_packet(link, &confirm, -1);
     }
     if (!rc)
         link->state = LOCAL_READY;

@@ -177,6 +177,8 @@ struct tcp_link {
     struct tcp_link *ready_next;
     struct sockaddr_storage peer; /* of link_opts; family 0: none */
     uint8_t token[TCP_TOKEN];     /* the passive end's */
+    bool keyed;                   /* only who has the key may join */
+    uint8_t key[WEFT_MAC];
     uint32_t depth, nsocks, joined;
     struct tcp_sock *socks;
     struct tcp_op *ops; /* all that are not done */

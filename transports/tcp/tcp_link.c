@@ -231,6 +231,26 @@ static int sock_join(struct tcp_sock *sock, uint16_t peer_depth)
     return 0;
 }
 
+static int prove(const struct tcp_link *link, enum weft_role who, const uint8_t *hello,
+                 uint8_t proof[TCP_PROOF])
+{
+    uint8_t said[1 + TCP_HELLO_PROVEN] = {(uint8_t)who};
+    memset(proof, 0, TCP_PROOF);
+    memcpy(said + 1, hello, TCP_HELLO_PROVEN);
+    return link->keyed ? weft_mac(link->key, said, sizeof(said), proof) : 0;
+}
+
+/* Has who said this the link's key? */
+static bool proven(const struct tcp_link *link, enum weft_role who, const uint8_t *hello)
+{
+    static const uint8_t none[TCP_PROOF];
+    uint8_t said[1 + TCP_HELLO_PROVEN] = {(uint8_t)who};
+    const uint8_t *proof = hello + TCP_HELLO_PROVEN;
+    memcpy(said + 1, hello, TCP_HELLO_PROVEN);
+    return link->keyed ? weft_mac_check(link->key, said, sizeof(said), proof) == 0
+                       : memcmp(proof, none, sizeof(none)) == 0;
+}
+
 static bool say_hello(struct tcp_sock *sock)
 {
     uint8_t buf[TCP_HELLO_SIZE];
@@ -240,6 +260,8 @@ static bool say_hello(struct tcp_sock *sock)
                               .sockets = (uint8_t)sock->link->nsocks};
     memcpy(hello.token, sock->link->token, TCP_TOKEN);
     tcp_hello_encode(buf, &hello);
+    if (prove(sock->link, sock->link->role, buf, buf + TCP_HELLO_PROVEN) < 0)
+        return false;
     return send(sock->fd, buf, sizeof(buf), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(buf);
 }
 
@@ -250,7 +272,7 @@ static bool half_join(struct tcp_nic *nic, struct tcp_half *half)
     if (!tcp_hello_decode(half->hello, &hello))
         return false;
     struct tcp_link *link = find_link(nic, &hello);
-    if (!link || !hello_fits(link, &hello))
+    if (!link || !hello_fits(link, &hello) || !proven(link, WEFT_ROLE_ACTIVE, half->hello))
         return false;
     struct tcp_sock *sock = &link->socks[hello.index];
     link->nsocks = hello.sockets;
@@ -312,6 +334,8 @@ static int sock_answered(struct tcp_sock *sock)
         hello.sockets != sock->link->nsocks || hello.depth == 0 ||
         !token_equal(hello.token, sock->link->token))
         return weft_fail(WEFT_EPROTO, "tcp: the peer's answer to a hello makes no sense");
+    if (!proven(sock->link, WEFT_ROLE_PASSIVE, sock->greeting))
+        return weft_fail(WEFT_EAUTH, "tcp: the peer's answer to a hello is not the peer's");
     return sock_join(sock, hello.depth);
 }
 
@@ -440,6 +464,9 @@ int tcp_link_open(struct weft_nic *base, const struct weft_link_opts *opts, stru
         link->free_calls[i] = (uint16_t)(TCP_DEPTH - 1 - i);
     if (opts->peer && opts->peer_len <= sizeof(link->peer))
         memcpy(&link->peer, opts->peer, opts->peer_len);
+    link->keyed = opts->key != NULL;
+    if (opts->key)
+        memcpy(link->key, opts->key, sizeof(link->key));
     int rc = link->role == WEFT_ROLE_PASSIVE ? weft_random(link->token, TCP_TOKEN) : 0;
     link->socks = calloc(link->nsocks, sizeof(*link->socks));
     if (!link->socks && rc == 0)
@@ -598,6 +625,7 @@ void tcp_link_close(struct weft_link *base)
         tcp_tx_farewell(link);
     link_strip(link);
     link_forget(link);
+    explicit_bzero(link->key, sizeof(link->key));
     free(link->socks);
     free(link);
 }

@@ -6,7 +6,9 @@
  * active, 1 passive), sockets u8, family u8 (4 or 6), port u16, 6 bytes of zero, host 16 bytes (v4:
  * the first 4), token 16 bytes. The active end listens nowhere: from `sockets` on, zero.
  *
- * Socket, first bytes, active to passive: struct tcp_hello; the answer has the same layout.
+ * Socket, first bytes, active to passive: struct tcp_hello; the answer has the same layout. Both end
+ * with a proof: zeros, or, where the link has a key, the weft_mac code of the role of who speaks (u8)
+ * and the bytes before the proof.
  *
  * Then frames: a head of 16 bytes, as many words of 64 bits as the type has, `len` bytes of
  * payload:
@@ -45,7 +47,7 @@
 #include <string.h>
 
 #define TCP_MAGIC 0x74666577u /* "weft" */
-#define TCP_VERSION 1
+#define TCP_VERSION 2
 #define TCP_TOKEN 16
 
 enum tcp_type {
@@ -87,7 +89,9 @@ struct tcp_hello {
     uint16_t depth;  /* most READ and ADD without an answer, and most unacknowledged frames of a
                         socket, that the sender of this will have; the smaller one holds */
 };
-#define TCP_HELLO_SIZE 32
+#define TCP_HELLO_PROVEN 32 /* bytes of a hello before its proof */
+#define TCP_PROOF 32
+#define TCP_HELLO_SIZE (TCP_HELLO_PROVEN + TCP_PROOF)
 #define TCP_ADDRESS_SIZE 48
 
 static inline void tcp_put16(uint8_t *p, uint16_t v)

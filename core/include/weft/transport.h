@@ -45,7 +45,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 1
+#define WEFT_ABI 2
 
 struct weft_transport;
 
@@ -95,6 +95,11 @@ struct weft_link_opts {
      * NULL when the endpoints met in some other way. */
     const struct sockaddr *peer;
     socklen_t peer_len;
+    /* WEFT_MAC bytes that the two ends know and no one else, for the call only; NULL: whoever has the
+     * link's address may join it. Only an end with the same key is joined, and nothing that was
+     * recorded when a link was joined joins another: what either end says carries a weft_mac code.
+     * What travels afterwards carries none. */
+    const uint8_t *key;
 };
 
 struct weft_iov_local {
