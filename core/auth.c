@@ -299,9 +299,7 @@ static void on_deny(struct weft__boot *boot, uint8_t reason)
     else if (reason == DENY_WRONG_PROOF)
         weft__boot_fail(boot, WEFT_EAUTH, "the peer has another shared secret");
     else if (reason == DENY_OTHER_ENDPOINT)
-        weft__boot_fail(boot, WEFT_EREFUSED,
-                        "the endpoint of this metadata is gone, another one "
-                        "listens in its place");
+        weft__boot_elsewhere(boot, WEFT_EREFUSED, "%s", WEFT__OTHER_ENDPOINT);
     else
         weft__boot_fail(boot, WEFT_EPROTO, "malformed refusal");
 }

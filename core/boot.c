@@ -88,6 +88,12 @@ void weft__boot_end(struct weft__boot *boot, bool keep)
     }
 }
 
+/* The peer has not said hello yet. */
+static bool is_greeting(const struct weft__boot *boot)
+{
+    return boot->active && !boot->conn->peer_pid;
+}
+
 static void flush(struct weft__boot *boot)
 {
     while (boot->tx_sent < boot->tx_len) {
@@ -164,7 +170,7 @@ static bool check_head(struct weft__boot *boot, uint32_t magic, uint16_t version
     if (sealed)
         weft__handshake_reject(boot, WEFT_EAUTH, "a frame of the handshake was tampered with");
     else if (magic != MAGIC)
-        weft__boot_fail(boot, WEFT_EPROTO, "what answers there is not a Weft endpoint");
+        weft__boot_elsewhere(boot, WEFT_EPROTO, "what answers there is not a Weft endpoint");
     else if (version != WEFT__BOOT_VERSION)
         weft__boot_fail(boot, WEFT_EVERSION, "peer speaks version %u of the handshake, we %u",
                         version, WEFT__BOOT_VERSION);
@@ -217,12 +223,14 @@ static void receive(struct weft__boot *boot)
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
     if (n <= 0) {
-        weft__boot_fail(boot, WEFT_EPEER, n ? "lost the peer: %m" : "the peer closed");
+        weft__boot_elsewhere(boot, WEFT_EPEER, n ? "lost the peer: %m" : "the peer closed");
         return;
     }
     boot->rx_len += (size_t)n;
     size_t used;
     while (boot->fd >= 0 && (used = take_frame(boot))) {
+        if (boot->connecting)
+            return; /* to another address: what is left in rx was said by this one */
         boot->rx_len -= used;
         memmove(boot->rx, boot->rx + used, boot->rx_len);
     }
@@ -257,6 +265,24 @@ static void try_connect(struct weft__boot *boot, int error)
                     strerror(error));
 }
 
+void weft__boot_elsewhere(struct weft__boot *boot, int status, const char *fmt, ...)
+{
+    char text[256];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    if (!is_greeting(boot) || boot->addr == boot->naddrs) {
+        weft__boot_fail(boot, status, "%s", text);
+        return;
+    }
+    weft_log(WEFT_LOG_DEBUG, "boot", "%s: trying the next address", text);
+    boot->tx_len = boot->tx_sent = 0;
+    boot->auth.state = boot->ep->secured ? WEFT__AUTH_CHALLENGE : WEFT__AUTH_OFF;
+    memset(boot->auth.frames, 0, sizeof boot->auth.frames);
+    try_connect(boot, EHOSTUNREACH);
+}
+
 static void connected(struct weft__boot *boot)
 {
     int error = 0;
@@ -267,6 +293,7 @@ static void connected(struct weft__boot *boot)
         return;
     }
     boot->connecting = boot->want_write = false;
+    boot->rx_len = 0; /* of an address that was tried before */
     watch(boot, EPOLL_CTL_MOD);
     if (boot->ep->secured)
         weft__auth_begin(boot);
@@ -433,6 +460,8 @@ static void step(struct weft__boot *boot, uint64_t now)
                         *boot->reasons ? ": " : "", boot->reasons);
     else if (boot->connecting && now >= boot->try_until)
         try_connect(boot, ETIMEDOUT);
+    else if (is_greeting(boot) && now >= boot->try_until)
+        weft__boot_elsewhere(boot, WEFT_ETIMEOUT, "nobody says hello there");
     else if (!boot->connecting && !boot->kept)
         weft__handshake_step(boot);
 }
@@ -484,7 +513,8 @@ uint64_t weft__boot_deadline(struct weft__endpoint *ep)
     if (pthread_mutex_trylock(&ep->boot_lock))
         return soon;
     for (struct weft__boot *boot = ep->boots; boot; boot = boot->next) {
-        uint64_t at = boot->connecting ? boot->try_until : boot->deadline;
+        bool trying = boot->connecting || (boot->fd >= 0 && boot->conn && is_greeting(boot));
+        uint64_t at = trying ? boot->try_until : boot->deadline;
         if (weft__handshake_joining(boot) && soon < at)
             at = soon;
         if (at < nearest)

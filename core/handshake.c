@@ -325,8 +325,20 @@ static void give_up(struct weft__boot *boot, const char *text, bool say, int cod
 
 /* --- frames -------------------------------------------------------------------------------------- */
 
+/* Addresses of metadata may belong to several hosts: each has a 172.17.0.1 of its own, say. */
+static bool is_wanted(const struct weft__boot *boot, const struct hello *h)
+{
+    static const uint8_t anyone[sizeof h->uuid];
+    const uint8_t *wanted = boot->auth.uuid;
+    return !memcmp(wanted, anyone, sizeof anyone) || !memcmp(wanted, h->uuid, sizeof h->uuid);
+}
+
 static void on_hello_active(struct weft__boot *boot, const struct hello *h)
 {
+    if (!is_wanted(boot, h)) {
+        weft__boot_elsewhere(boot, WEFT_EREFUSED, "%s", WEFT__OTHER_ENDPOINT);
+        return;
+    }
     adopt_hello(boot, h);
     int rc = make_offers(boot, h);
     if (rc < 0)

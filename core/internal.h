@@ -697,6 +697,11 @@ void weft__boot_close(struct weft__endpoint *ep);
 void weft__boot_send(struct weft__boot *boot, uint16_t type, const void *body, size_t len);
 /* Close the socket; the conn, if it is not up, goes down with this. */
 void weft__boot_fail(struct weft__boot *boot, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
+#define WEFT__OTHER_ENDPOINT                                                                      \
+    "the endpoint of this metadata is gone, another one listens in its place"
+/* The same, unless the peer has not said hello and there is another address to try. */
+void weft__boot_elsewhere(struct weft__boot *boot, int status, const char *fmt, ...)
+    WEFT_PRINTF(3, 4);
 /* The handshake is over: the socket is closed, or kept to learn of the peer's death. */
 void weft__boot_end(struct weft__boot *boot, bool keep);
 /* What boot.c asks handshake.c to do. Boot lock held. */

@@ -3,6 +3,9 @@
  * transport and how many links. The run says what differs (docs/testing.md, two hosts). */
 #include "duo.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include "internal.h"
 
 #define T TEST_DEADLINE_MS
@@ -69,11 +72,116 @@ static void either_may_connect(void **state)
     }
 }
 
+/* --- addresses that several hosts have ------------------------------------------------------- */
+
+/* Side B's endpoint, as if its host had 127.0.0.1 beside 127.0.0.2, where it listens; and who is
+ * at the first one. */
+struct twins {
+    weft_endpoint_t a, b, other;
+    int fd; /* or a listener that says nothing */
+    char bytes[WEFT_METADATA_MAX];
+    size_t len;
+};
+
+static weft_endpoint_t endpoint_at(const char *host, int port, bool secret)
+{
+    struct weft_endpoint_opts opts = duo_opts();
+    opts.secret = secret ? "one secret for all" : NULL;
+    opts.secret_len = secret ? strlen(opts.secret) : 0;
+    char text[64];
+    weft_endpoint_t endpoint;
+    snprintf(text, sizeof text, "%s:%d", host, port);
+    opts.listen = text;
+    WEFT_OK(weft_endpoint_open(&opts, &endpoint));
+    return endpoint;
+}
+
+static int silent_listener(int *port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 8) &&
+              !getsockname(fd, (struct sockaddr *)&at, &len),
+          "a listener: %m");
+    *port = ntohs(at.sin_port);
+    return fd;
+}
+
+static void twins_open(struct twins *t, bool silent, bool secret)
+{
+    static const char list[] = "\2\x09\0"
+                               "127.0.0.1\x09\0"
+                               "127.0.0.2";
+    const size_t old = 1 + 2 + 9; /* one address: u8 n, u16 length, text */
+    int port = 0;
+    *t = (struct twins){.a = endpoint_at("127.0.0.1", 0, secret), .fd = -1};
+    if (silent)
+        t->fd = silent_listener(&port);
+    else
+        t->other = endpoint_at("127.0.0.1", 0, secret);
+    t->b = endpoint_at("127.0.0.2", silent ? port : weft_endpoint_port(t->other), secret);
+    t->len = (size_t)WEFT_OK(weft_endpoint_metadata(t->b, t->bytes, sizeof t->bytes)) - old;
+    assert_int_equal(t->bytes[t->len], 1);
+    memcpy(t->bytes + t->len, list, sizeof list - 1);
+    t->len += sizeof list - 1;
+}
+
+static void twins_close(struct twins *t)
+{
+    WEFT_OK(weft_endpoint_close(t->a));
+    WEFT_OK(weft_endpoint_close(t->b));
+    if (t->fd >= 0)
+        close(t->fd);
+    else
+        WEFT_OK(weft_endpoint_close(t->other));
+}
+
+static void the_wrong_one_at_an_address_is_passed_over(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        struct twins t;
+        weft_conn_t conn, end;
+        struct weft_conn_info info;
+        struct weft_metadata_info named;
+        twins_open(&t, i & 1, i & 2);
+        WEFT_OK(weft_endpoint_connect(t.a, t.bytes, t.len,
+                                      WEFT_OPTS(weft_connect_opts, .timeout_ms = 4000), &conn));
+        WEFT_OK(weft_endpoint_accept(t.b, T, &end));
+        WEFT_OK(weft_conn_info(conn, &info));
+        WEFT_OK(weft_metadata_parse(t.bytes, t.len, &named));
+        assert_memory_equal(info.peer_uuid, named.uuid, sizeof named.uuid);
+        WEFT_OK(weft_notify(conn, "you", 3, T));
+        twins_close(&t);
+    }
+}
+
+/* Also when there is no right one: its process ended, and another took its port. */
+static void only_the_named_endpoint_will_do(void **state)
+{
+    (void)state;
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    char bytes[WEFT_METADATA_MAX];
+    weft_conn_t conn;
+    size_t len = (size_t)WEFT_OK(weft_endpoint_metadata(b, bytes, sizeof bytes));
+    bytes[8] ^= 1; /* the uuid, behind magic and version */
+    WEFT_FAILS(WEFT_EREFUSED, weft_endpoint_connect(a, bytes, len, NULL, &conn));
+    assert_non_null(strstr(weft_last_error(), "another one listens"));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_accept(b, 20, &conn));
+    bytes[8] ^= 1;
+    WEFT_OK(weft_endpoint_connect(a, bytes, len, NULL, &conn));
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_BOTH(both_ends_take_the_same_path),
         IN_BOTH(either_may_connect),
+        cmocka_unit_test(the_wrong_one_at_an_address_is_passed_over),
+        cmocka_unit_test(only_the_named_endpoint_will_do),
     };
     return DUO_MAIN("endpoint_sides", tests);
 }

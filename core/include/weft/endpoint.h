@@ -121,8 +121,9 @@ struct weft_connect_opts {
     int nonblocking;       /* return at once; weft_conn_wait tells when it is up */
 };
 
-/* Connect to the endpoint that has this metadata. opts may be NULL. Operations may be posted on
- * the conn as soon as it exists; they start when it is up. */
+/* Connect to the endpoint that has this metadata, and to no other that may have its addresses now:
+ * then WEFT_EREFUSED. opts may be NULL. Operations may be posted on the conn as soon as it exists;
+ * they start when it is up. */
 WEFT_API int weft_endpoint_connect(weft_endpoint_t endpoint, const void *metadata, size_t len,
                                    const struct weft_connect_opts *opts, weft_conn_t *conn);
 /* The same by address: "HOST:PORT", "[V6]:PORT". */
