@@ -397,7 +397,8 @@ struct weft__msg {
     const struct weft__piece *pieces; /* payload of op, npieces; NULL: body */
     size_t npieces;
     struct weft_iov_local iov[1 + WEFT__MSG_IOV];
-    uint8_t head[WEFT__MSG_HEAD]; /* encoded when it is handed to a link */
+    bool encoded;                 /* head is: once, since counts must not run ahead of seq */
+    uint8_t head[WEFT__MSG_HEAD]; /* encoded when it is first handed to a link */
     uint32_t body_len;
     uint8_t body[]; /* of messages that carry their own */
 };

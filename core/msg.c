@@ -15,9 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Once: what is sent again keeps its counts. The peer hands messages on in order of seq, so counts
+ * newer than those of a later message that it has already would seem to go back. */
 static void encode(struct weft__msg *msg)
 {
     struct weft__msg_head *h = &msg->info;
+    if (msg->encoded)
+        return;
+    msg->encoded = true;
     weft__match_counts(msg->conn, h->taken);
     struct weft__writer w = {msg->head, msg->head + sizeof msg->head, false};
     weft__put_u8(&w, h->type);
@@ -71,6 +76,7 @@ static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg
     msg->op = NULL;
     msg->pieces = NULL;
     msg->npieces = 0;
+    msg->encoded = false;
     msg->info = *head;
     msg->info.seq = conn->next_seq++;
     msg->body_len = (uint32_t)body_len;
