@@ -488,7 +488,9 @@ void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t
 {
     struct hello h;
     bool expect_hello = boot->active ? !boot->conn->peer_pid : !boot->conn;
-    if (type == WEFT__CHALLENGE && !boot->active && expect_hello) {
+    if (boot->kept) {
+        weft__boot_fail(boot, WEFT_EPROTO, "handshake frame %u after the handshake", type);
+    } else if (type == WEFT__CHALLENGE && !boot->active && expect_hello) {
         weft__auth_unwanted(boot);
     } else if (expect_hello != (type == WEFT__HELLO) && type != WEFT__REJECT) {
         weft__boot_fail(boot, WEFT_EPROTO, "unexpected handshake frame %u", type);
