@@ -25,6 +25,8 @@
 #define JOIN_STEP_NS 1000000u
 #define LISTEN_BACKLOG 1024
 #define UNREAD 65536 /* bytes of a peer that are thrown away when it is hung up on */
+/* Frames for a peer that does not read: an honest one asks again only when it has the answer. */
+#define UNSENT_MAX (2 * WEFT__FRAME_MAX)
 
 /* --- sending and failing ----------------------------------------------------------------------- */
 
@@ -129,6 +131,10 @@ void weft__boot_send(struct weft__boot *boot, uint16_t type, const void *body, s
         return;
     size_t code = boot->auth.state == WEFT__AUTH_SEALED ? WEFT_MAC : 0;
     size_t frame = WEFT__FRAME_HEAD + len + code;
+    if (boot->tx_len + frame > UNSENT_MAX) {
+        weft__boot_fail(boot, WEFT_EPROTO, "the peer does not read what it asks for");
+        return;
+    }
     uint8_t *tx = frame > WEFT__FRAME_MAX ? NULL : realloc(boot->tx, boot->tx_len + frame);
     if (!tx) {
         weft__boot_fail(boot, -ENOMEM, "no memory for a handshake frame of %zu bytes", frame);
