@@ -555,7 +555,9 @@ struct weft__conn {
     uint64_t out_base;                    /* oldest message that has not ended */
     uint64_t out_done[WEFT__WINDOW / 64]; /* which of out_base.. have, by seq % WINDOW */
     struct weft__msg *outq, **outq_tail;  /* messages not assigned to a link */
-    struct weft__early *early;            /* WEFT__WINDOW slots by seq, made when first needed */
+    struct weft__early *early;            /* 2 * WEFT__WINDOW, by seq, made when first needed */
+    uint64_t early_bytes;                 /* of users' payload in it */
+    uint32_t answers;                     /* messages to the peer that only answer its own */
     uint64_t eager_out;                   /* eager bytes sent and not taken */
     struct weft__stream stream[WEFT__STREAMS];
     struct weft__op *adds; /* emulated ADDs that wait for their answer, through qnext */

@@ -15,6 +15,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Answers that a peer may let pile up. An honest one has far fewer: it takes answers when it takes
+ * what lets it ask again. */
+#define ANSWERS_MAX (16 * WEFT__WINDOW)
+
+/* Sent only since the peer has sent something. */
+static bool is_answer(uint8_t type)
+{
+    return type == WEFT__MSG_TAKEN || type == WEFT__MSG_RESULT || type == WEFT__MSG_ADDED ||
+           type == WEFT__MSG_LINK_GONE;
+}
+
 /* Once: what is sent again keeps its counts. The peer hands messages on in order of seq, so counts
  * newer than those of a later message that it has already would seem to go back. */
 static void encode(struct weft__msg *msg)
@@ -79,6 +90,7 @@ static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg
     msg->encoded = false;
     msg->info = *head;
     msg->info.seq = conn->next_seq++;
+    conn->answers += is_answer(head->type);
     msg->body_len = (uint32_t)body_len;
     return msg;
 }
@@ -189,6 +201,7 @@ static void mark_done(struct weft__conn *conn, uint64_t seq)
 static void msg_free(struct weft__msg *msg)
 {
     struct weft__op *op = msg->op;
+    msg->conn->answers -= is_answer(msg->info.type);
     free(msg);
     if (op)
         weft__op_unpend(op);
@@ -266,9 +279,17 @@ static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const
     return WEFT_EPROTO;
 }
 
-/* Keep a message whose turn has not come. */
-static int keep_early(struct weft__conn *conn, uint64_t seq, const void *data, size_t len)
+/* User's payload in a message. */
+static uint64_t payload_of(const struct weft__msg_head *h, size_t len)
 {
+    return h->type == WEFT__MSG_EAGER ? len - WEFT__MSG_HEAD : 0;
+}
+
+/* Keep a message whose turn has not come. */
+static int keep_early(struct weft__conn *conn, const struct weft__msg_head *h, const void *data,
+                      size_t len)
+{
+    uint64_t seq = h->seq, payload = payload_of(h, len);
     if (seq - conn->expect_seq >= 2 * WEFT__WINDOW)
         return WEFT_EPROTO;
     if (!conn->early)
@@ -278,12 +299,16 @@ static int keep_early(struct weft__conn *conn, uint64_t seq, const void *data, s
     struct weft__early *slot = &conn->early[seq % (2 * WEFT__WINDOW)];
     if (slot->data)
         return 0; /* seen: it was sent again */
+    /* what is early is not taken, so all of it is within the window */
+    if (payload > conn->ep->window - conn->early_bytes)
+        return WEFT_EPROTO;
     slot->data = malloc(len);
     if (!slot->data)
         return -ENOMEM;
     memcpy(slot->data, data, len);
     slot->len = (uint32_t)len;
     slot->seq = seq;
+    conn->early_bytes += payload;
     return 0;
 }
 
@@ -306,6 +331,7 @@ static int release_early(struct weft__conn *conn)
         struct weft__reader r = {data, data + slot->len, false};
         struct weft__msg_head h;
         decode(&r, &h); /* was checked when it was kept */
+        conn->early_bytes -= payload_of(&h, slot->len);
         rc = in_turn(conn, &h, &r);
         free(data);
     }
@@ -320,12 +346,15 @@ void weft__msg_arrived(struct weft__link *link, const void *data, uint64_t len)
     struct weft__reader r = {data, (const uint8_t *)data + len, false};
     struct weft__msg_head h;
     int rc = decode(&r, &h);
+    if (rc == 0 &&
+        ((h.type != WEFT__MSG_EAGER && len > WEFT__MSG_MAX) || conn->answers > ANSWERS_MAX))
+        rc = WEFT_EPROTO;
     if (rc == 0 && h.seq == conn->expect_seq) {
         rc = in_turn(conn, &h, &r);
         if (rc == 0)
             rc = release_early(conn);
     } else if (rc == 0 && h.seq > conn->expect_seq) {
-        rc = keep_early(conn, h.seq, data, len);
+        rc = keep_early(conn, &h, data, len);
     } /* else: sent again, and seen */
     if (rc)
         weft__conn_down(conn, rc, "a message of the peer: %s", weft_strerror(rc));
