@@ -4,7 +4,8 @@
  *
  * Those of one conn come out in the order they were sent. A sender is told that its notification
  * was taken when it is in the queue, unless the queue holds more than WEFT_NOTIFY_QUEUE bytes:
- * then when there is room again. A large one is fetched when there is room for it.
+ * then when there is room again. A large one is fetched when there is room for it. What the record
+ * of a notification takes counts as well, so that the queue is bounded with empty ones, too.
  *
  * The endpoint lock is held in every function here.
  */
@@ -12,6 +13,11 @@
 
 #include <errno.h>
 #include <stdlib.h>
+
+static uint64_t cost(const struct weft__arrival *arrival)
+{
+    return sizeof *arrival + arrival->len;
+}
 
 static void notif_queue(struct weft__endpoint *ep, struct weft__arrival *arrival)
 {
@@ -60,14 +66,15 @@ static void notif_fetched(struct weft__op *op)
 static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival)
 {
     struct weft__conn *conn = arrival->conn;
-    if (!conn || ep->notif_bytes + arrival->len > ep->notif_limit) {
+    /* into an empty queue the longest one goes, with its record on top */
+    if (!conn || (ep->notif_bytes && ep->notif_bytes + cost(arrival) > ep->notif_limit)) {
         ep->notifs_stalled = true;
         return;
     }
     arrival->data = malloc(arrival->len);
     struct weft__piece piece = {.addr = arrival->data, .len = arrival->len};
     if (arrival->data && weft__match_fetch(arrival, &piece, 1, NULL, notif_fetched) == 0) {
-        ep->notif_bytes += arrival->len;
+        ep->notif_bytes += cost(arrival);
         arrival->counted = true;
         return;
     }
@@ -93,7 +100,7 @@ void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival)
     }
     arrival->ready = true;
     arrival->counted = arrival->untaken = true;
-    ep->notif_bytes += arrival->len;
+    ep->notif_bytes += cost(arrival);
     if (s->untaken)
         s->untaken_tail->untaken_next = arrival;
     else
@@ -111,7 +118,7 @@ static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
     if (!arrival->next)
         ep->notifs_tail = at;
     if (arrival->counted)
-        ep->notif_bytes -= arrival->len;
+        ep->notif_bytes -= cost(arrival);
 }
 
 /* The queue has room again. */
