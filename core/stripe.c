@@ -130,7 +130,8 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     cmd->value = op->value;
     cmd->len = n;
     cmd->ctx = (uintptr_t)wr;
-    cmd->one.addr = piece->addr + op->next_offset;
+    /* as a number: an ADD has no memory, and NULL + 0 is undefined */
+    cmd->one.addr = (void *)((uintptr_t)piece->addr + op->next_offset);
     cmd->one.len = n;
     op->next_offset += n;
     op->pending++;
