@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How sockets find their link in tcp: hellos of strangers and of the right peer to a passive link,
+ * greetings to an active one, and the addresses of links.
+ */
+#include "fuzz.h"
+
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transports/tcp/tcp.h"
+
+#define STEPS 48
+#define FDS 16
+#define COMPS 4
+
+extern const struct weft_transport weft_transport_tcp;
+static const struct weft_transport_ops *ops;
+static struct tcp_nic *nic;
+
+struct run {
+    struct fuzz_in in;
+    struct weft_link *link;
+    bool active, done;
+    uint8_t address[TCP_ADDRESS_SIZE]; /* of the peer, as core carried it */
+    uint8_t token[TCP_TOKEN];
+    int fds[FDS];
+    int nfds;
+};
+
+static void set_up(void)
+{
+    struct weft_nic *base;
+    struct weft_nic_opts opts = {.device = "tcp"};
+    FUZZ_OK(weft_config_set("WEFT_LOG", "error"));
+    FUZZ_OK(weft_config_set("WEFT_TCP_SOCKETS", "3"));
+    ops = weft_transport_tcp.ops;
+    FUZZ_OK(ops->open(&opts, &base));
+    nic = (struct tcp_nic *)base;
+}
+
+/* Nothing comes of a link that was never up. */
+static void poll_nic(struct run *run)
+{
+    struct weft_comp comps[COMPS];
+    int n = ops->poll(&nic->base, comps, COMPS);
+    FUZZ_CHECK(n == 0 || run->done);
+}
+
+static void connect_link(struct run *run, const void *address, size_t len)
+{
+    int rc = ops->link_connect(run->link, address, len);
+    FUZZ_CHECK(rc <= 0);
+    run->done = run->done || rc == 0;
+    int fd;
+    while ((fd = fuzz_net_take()) >= 0 && run->nfds < FDS)
+        run->fds[run->nfds++] = fd;
+}
+
+static void say_hello(struct run *run)
+{
+    struct fuzz_in *in = &run->in;
+    if (!run->nfds)
+        return;
+    uint8_t bytes[TCP_HELLO_SIZE], nth = (uint8_t)fuzz_pick(in, (uint32_t)run->nfds);
+    struct tcp_hello hello = {.version = (uint8_t)fuzz_near(in, TCP_VERSION),
+                              .index = (uint8_t)fuzz_near(in, nth % 3),
+                              .sockets = (uint8_t)fuzz_near(in, 3),
+                              .depth = (uint16_t)fuzz_near(in, TCP_DEPTH)};
+    memcpy(hello.token, run->token, TCP_TOKEN);
+    tcp_hello_encode(bytes, &hello);
+    size_t len = fuzz_damage(in, bytes, sizeof bytes), first = fuzz_u8(in);
+    if (first > len)
+        first = len;
+    send(run->fds[nth], bytes, first, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (first < len)
+        poll_nic(run);
+    send(run->fds[nth], bytes + first, len - first, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+static void step(struct run *run)
+{
+    struct fuzz_in *in = &run->in;
+    uint8_t what = fuzz_u8(in), address[TCP_ADDRESS_SIZE];
+    const uint8_t *span;
+    memcpy(address, run->address, sizeof address);
+    if (what < 96)
+        say_hello(run);
+    else if (what < 128 && run->nfds < FDS)
+        run->fds[run->nfds++] = fuzz_net_dial(0);
+    else if (what < 168)
+        connect_link(run, run->address, sizeof run->address);
+    else if (what < 184) {
+        size_t len = fuzz_damage(in, address, sizeof address);
+        connect_link(run, address, len);
+    } else if (what < 208 && run->nfds) {
+        size_t len = fuzz_span(in, fuzz_u8(in), &span);
+        send(run->fds[what % run->nfds], span, len, MSG_NOSIGNAL | MSG_DONTWAIT);
+    } else if (what < 216 && run->nfds) {
+        shutdown(run->fds[what % run->nfds], SHUT_RDWR);
+    } else if (what < 220) {
+        tcp_half_expire(nic);
+    }
+    poll_nic(run);
+}
+
+static void begin(struct run *run)
+{
+    static const uint8_t hosts[] = {0, 127, 10};
+    uint8_t how = fuzz_u8(&run->in), blob[WEFT_LINK_ADDRESS_MAX];
+    struct sockaddr_in peer = {.sin_family = AF_INET, .sin_port = 9, .sin_addr.s_addr = 1};
+    struct weft_link_opts opts = {.role = how & 1 ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE};
+    if (how & 2) {
+        opts.peer = (struct sockaddr *)&peer;
+        opts.peer_len = sizeof peer;
+    }
+    FUZZ_OK(ops->link_open(&nic->base, &opts, &run->link));
+    FUZZ_OK(ops->link_address(run->link, blob, sizeof blob));
+    run->active = how & 1;
+    memcpy(run->token, blob + 32, TCP_TOKEN);
+    tcp_put32(run->address, TCP_MAGIC);
+    run->address[4] = TCP_VERSION;
+    if (!run->active)
+        return;
+    run->address[5] = 1;
+    run->address[6] = (uint8_t)fuzz_near(&run->in, 3);
+    run->address[7] = how & 4 ? 6 : 4;
+    tcp_put16(run->address + 8, 9);
+    run->address[16] = hosts[(how >> 3) % 3];
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct run run = {.in = {data, data + size}};
+    if (!nic)
+        set_up();
+    begin(&run);
+    for (int i = 0; i < STEPS && fuzz_more(&run.in); i++)
+        step(&run);
+    for (int i = 0; i < run.nfds; i++)
+        close(run.fds[i]);
+    run.done = true; /* so that a LINK_DOWN is right */
+    for (int i = 0; i < 3; i++)
+        poll_nic(&run);
+    ops->link_close(run.link);
+    FUZZ_CHECK(!nic->links && !nic->nhalf && !nic->ndown && !nic->nhot);
+    fuzz_net_reset();
+    return 0;
+}
