@@ -2,7 +2,7 @@
 /*
  * weft_perf between the two sides: each of its tests runs, checks its bytes, and ends with 0 on
  * both. Side A is the target, side B the initiator. A smoke test: how fast it was is not looked at.
- * Memory is that of the side's GPU backend where WEFT_TEST_GPU names one.
+ * WEFT_TEST_MEM=gpu: the side's memory is that of its GPU backend.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -75,7 +75,8 @@ static int common_words(char *words[], const struct run *run, char *role, char *
     words[n++] = address;
     words[n++] = "--transport";
     words[n++] = (char *)(uintptr_t)run->transport;
-    if (strcmp(test_gpu(), "host")) {
+    bool gpu = !strcmp(test_env("WEFT_TEST_MEM", "host"), "gpu");
+    if (gpu && strcmp(run->test, "notify")) { /* whose bytes are no one's memory */
         words[n++] = "--mem=gpu";
         words[n++] = "--gpu";
         words[n++] = (char *)(uintptr_t)test_gpu();
