@@ -20,19 +20,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "bare.h"
+
 #define MAX_SOCKETS 16
-/* As in weft_perf: bytes in flight, operations in flight, and how long a measurement takes. */
-#define WINDOW ((uint64_t)256 << 20)
-#define DEPTH 64
-#define GOAL_S 1.0
 /* As in transports/tcp: the receive buffer for heads and small payloads, the least that is received
  * in place, messages given to one system call. */
 #define STAGING 131072
@@ -70,54 +65,6 @@ struct outcome {
     uint64_t wrong;
 };
 
-static void die(const char *what)
-{
-    fprintf(stderr, "bare_tcp: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-static double cpu_s(void)
-{
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
-}
-
-/* --- memory: the word at each place follows from the place ------------------------------------- */
-
-static uint64_t word_at(uint64_t i)
-{
-    return (i + 1) * 0x9E3779B97F4A7C15u;
-}
-
-static uint8_t *memory_open(uint64_t bytes, bool filled)
-{
-    uint64_t words = (bytes + 7) / 8;
-    uint64_t *memory = mmap(NULL, words * 8, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (memory == MAP_FAILED)
-        die("memory");
-    for (uint64_t i = 0; i < words; i++)
-        memory[i] = filled ? word_at(i) : ~word_at(i);
-    return (uint8_t *)memory;
-}
-
-static uint64_t memory_wrong(const uint8_t *memory, uint64_t bytes)
-{
-    uint64_t wrong = 0;
-    for (uint64_t i = 0; i < bytes; i++)
-        wrong += memory[i] != (uint8_t)(word_at(i / 8) >> (8 * (i % 8)));
-    return wrong;
-}
-
 /* --- the initiator ----------------------------------------------------------------------------- */
 
 static uint64_t lane_window(const struct shape *s)
@@ -136,7 +83,7 @@ static uint8_t *slot_of(const struct lane *l, uint64_t n)
 static ssize_t checked(ssize_t n, const char *what)
 {
     if (n == 0 || (n < 0 && errno != EAGAIN))
-        die(what);
+        bare_die(what);
     return n < 0 ? 0 : n;
 }
 
@@ -205,7 +152,7 @@ static void take_staging(struct lane *l)
             struct head head;
             memcpy(&head, from, sizeof head);
             if (head.message != l->done || head.len != l->shape->size)
-                die("a head is wrong");
+                bare_die("a head is wrong");
             l->offset = n = sizeof head;
         } else {
             n = n < frame - l->offset ? n : frame - l->offset;
@@ -253,7 +200,7 @@ static bool target_turn(struct lane *l)
     if (l->done > l->told) {
         l->told = l->done;
         if (send(l->fd, &l->told, sizeof l->told, MSG_NOSIGNAL) != sizeof l->told)
-            die("answer");
+            bare_die("answer");
     }
     return n > 0;
 }
@@ -286,7 +233,7 @@ static void drive_threads(struct lane *lanes, int n, void *(*body)(void *))
     pthread_t threads[MAX_SOCKETS];
     for (int i = 0; i < n; i++)
         if (pthread_create(&threads[i], NULL, body, &lanes[i]))
-            die("thread");
+            bare_die("thread");
     for (int i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
 }
@@ -310,7 +257,7 @@ static void drive(const struct shape *s, const int *fds, uint8_t *memory, bool i
 {
     struct lane *lanes = calloc((size_t)s->sockets, sizeof *lanes);
     if (!lanes)
-        die("memory");
+        bare_die("memory");
     for (int i = 0; i < s->sockets; i++) {
         uint64_t rest = s->iters % (uint64_t)s->sockets;
         lanes[i] = (struct lane){.shape = s, .fd = fds[i], .index = i, .memory = memory};
@@ -341,16 +288,16 @@ static double pingpong(const struct shape *s, int fd, uint8_t *memory, bool init
 {
     double *half = calloc(s->iters, sizeof *half);
     if (!half)
-        die("memory");
+        bare_die("memory");
     for (uint64_t i = 0; i < s->iters; i++) {
-        double start = now_s();
+        double start = bare_now_s();
         if (!initiator)
             spin_receive(fd, memory, s->size);
         if (send(fd, memory, s->size, MSG_NOSIGNAL) != (ssize_t)s->size)
-            die("send");
+            bare_die("send");
         if (initiator)
             spin_receive(fd, memory, s->size);
-        half[i] = (now_s() - start) / 2 * 1e6;
+        half[i] = (bare_now_s() - start) / 2 * 1e6;
     }
     qsort(half, s->iters, sizeof *half, compare);
     double p50 = half[s->iters / 2];
@@ -363,13 +310,13 @@ static double pingpong(const struct shape *s, int fd, uint8_t *memory, bool init
 static struct outcome side(const struct shape *s, const int *fds, uint8_t *memory, bool initiator)
 {
     struct outcome out = {0};
-    double start = now_s(), cpu = cpu_s();
+    double start = bare_now_s(), cpu = bare_cpu_s();
     if (s->pingpong)
         out.p50_us = pingpong(s, fds[0], memory, initiator);
     else
         drive(s, fds, memory, initiator);
-    out.seconds = now_s() - start;
-    out.cpu_s = cpu_s() - cpu;
+    out.seconds = bare_now_s() - start;
+    out.cpu_s = bare_cpu_s() - cpu;
     return out;
 }
 
@@ -380,14 +327,14 @@ static void sockets_open(const struct shape *s, int (*fds)[MAX_SOCKETS])
     int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
     if (listener < 0 || bind(listener, (struct sockaddr *)&at, len) || listen(listener, 1) ||
         getsockname(listener, (struct sockaddr *)&at, &len))
-        die("listen");
+        bare_die("listen");
     for (int i = 0; i < s->sockets; i++) {
         fds[0][i] = socket(AF_INET, SOCK_STREAM, 0);
         if (fds[0][i] < 0 || connect(fds[0][i], (struct sockaddr *)&at, len))
-            die("connect");
+            bare_die("connect");
         fds[1][i] = accept(listener, NULL, NULL);
         if (fds[1][i] < 0)
-            die("accept");
+            bare_die("accept");
         for (int k = 0; k < 2; k++) {
             setsockopt(fds[k][i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
             if (s->sndbuf)
@@ -404,9 +351,9 @@ static int target_main(const struct shape *s, const int *fds, uint8_t *place, in
     for (uint64_t i = 0; i < bytes; i += PAGE)
         ((volatile uint8_t *)place)[i] = place[i];
     if (write(report, place, 1) != 1)
-        die("pipe");
+        bare_die("pipe");
     struct outcome out = side(s, fds, place, false);
-    out.wrong = s->pingpong ? 0 : memory_wrong(place, used * s->size);
+    out.wrong = s->pingpong ? 0 : bare_wrong(place, used * s->size);
     return write(report, &out, sizeof out) != sizeof out;
 }
 
@@ -418,18 +365,18 @@ static struct outcome measure(const struct shape *s, int (*fds)[MAX_SOCKETS], ui
     char ready;
     int ends[2];
     if (pipe(ends))
-        die("pipe");
+        bare_die("pipe");
     pid_t child = fork();
     if (child < 0)
-        die("fork");
+        bare_die("fork");
     if (child == 0)
         exit(target_main(s, fds[1], place, ends[1]));
     close(ends[1]);
     if (read(ends[0], &ready, 1) != 1)
-        die("the target");
+        bare_die("the target");
     mine = side(s, fds[0], source, true);
     if (read(ends[0], &theirs, sizeof theirs) != sizeof theirs || waitpid(child, NULL, 0) < 0)
-        die("the target");
+        bare_die("the target");
     close(ends[0]);
     mine.cpu_s += theirs.cpu_s;
     mine.wrong += theirs.wrong;
@@ -440,17 +387,17 @@ static void run(struct shape *s)
 {
     int fds[2][MAX_SOCKETS];
     uint64_t given = s->iters;
-    uint8_t *source = memory_open(s->depth * s->size, true);
-    uint8_t *place = memory_open(s->depth * s->size, s->pingpong);
+    uint8_t *source = bare_memory(s->depth * s->size, true);
+    uint8_t *place = bare_memory(s->depth * s->size, s->pingpong);
     sockets_open(s, fds);
     s->iters = given ? given : 2 * s->depth;
     struct outcome out = measure(s, fds, source, place);
-    while (!given && out.seconds < GOAL_S / 10) {
+    while (!given && out.seconds < BARE_GOAL_S / 10) {
         s->iters *= 4;
         out = measure(s, fds, source, place);
     }
     if (!given)
-        s->iters = (uint64_t)((double)s->iters * GOAL_S / out.seconds) + s->depth;
+        s->iters = (uint64_t)((double)s->iters * BARE_GOAL_S / out.seconds) + s->depth;
     out = measure(s, fds, source, place);
     double bytes = (double)s->iters * (double)s->size;
     printf("{\"GBps\": %.4f, \"Mops\": %.4f, \"p50_us\": %.3f, \"cpu_s_per_GB\": %.4f, "
@@ -460,16 +407,8 @@ static void run(struct shape *s)
     exit(out.wrong != 0);
 }
 
-static uint64_t number(const char *text)
-{
-    char *end;
-    uint64_t value = strtoull(text, &end, 10);
-    const char *units = "KMG", *unit = *end ? strchr(units, *end) : NULL;
-    return unit ? value << (10 * (unit - units + 1)) : value;
-}
-
 static const char usage[] =
-    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d DEPTH] [-n "
+    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d BARE_DEPTH] [-n "
     "ITERS]\n"
     "  -t  a thread for each socket on either side (default: one thread a side, which spins)\n"
     "  -n  default: about a second\n";
@@ -478,7 +417,7 @@ static bool parse(int argc, char **argv, struct shape *s)
 {
     int option;
     while ((option = getopt(argc, argv, "ts:k:b:d:n:")) != -1) {
-        uint64_t value = optarg ? number(optarg) : 0;
+        uint64_t value = optarg ? bare_number(optarg) : 0;
         if (option == 't')
             s->threads = true;
         else if (option == 's')
@@ -497,18 +436,18 @@ static bool parse(int argc, char **argv, struct shape *s)
     const char *what = optind + 1 == argc ? argv[optind] : "";
     s->pingpong = !strcmp(what, "pingpong");
     return (s->pingpong || !strcmp(what, "write")) && s->sockets >= 1 &&
-           s->sockets <= MAX_SOCKETS && s->size >= 1 && s->size <= WINDOW && s->depth >= 1 &&
-           s->depth <= WINDOW;
+           s->sockets <= MAX_SOCKETS && s->size >= 1 && s->size <= BARE_WINDOW && s->depth >= 1 &&
+           s->depth <= BARE_WINDOW;
 }
 
 int main(int argc, char **argv)
 {
-    struct shape s = {.sockets = 1, .size = 1 << 20, .depth = DEPTH};
+    struct shape s = {.sockets = 1, .size = 1 << 20, .depth = BARE_DEPTH};
     if (!parse(argc, argv, &s)) {
         fputs(usage, stderr);
         return 2;
     }
-    uint64_t sockets = (uint64_t)s.sockets, most = WINDOW / s.size;
+    uint64_t sockets = (uint64_t)s.sockets, most = BARE_WINDOW / s.size;
     if (s.pingpong)
         s.depth = 1;
     if (s.depth > most)

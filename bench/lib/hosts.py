@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weft and iperf3 between two network namespaces, h0 and h1, that somebody has joined."""
+import json
+import subprocess
+
+from . import proc
+from .programs import IPERF3_BLOCK, Sample
+from .table import Goal, Row
+
+H0, H1 = "h0", "h1"
+TARGET = "10.77.0.2"
+SIZE = 1 << 20
+PORT = 11177
+
+
+def inside(host, command):
+    return ["ip", "netns", "exec", host] + command
+
+
+def make_shaped(shape):
+    """Two namespaces and a wire, each end of which sends as tc's words say."""
+    for host in (H0, H1):
+        subprocess.run(["ip", "netns", "add", host], check=True)
+    subprocess.run(["ip", "link", "add", "w0", "netns", H0, "type", "veth", "peer", "name", "w1",
+                    "netns", H1], check=True)
+    for i, host in enumerate((H0, H1)):
+        for words in (["link", "set", "lo", "up"],
+                      ["addr", "add", f"10.77.0.{i + 1}/24", "dev", f"w{i}"],
+                      ["link", "set", f"w{i}", "up"]):
+            subprocess.run(["ip", "-n", host] + words, check=True)
+        subprocess.run(inside(host, ["tc", "qdisc", "add", "dev", f"w{i}", "root"] + shape),
+                       check=True)
+
+
+def remove():
+    for host in (H0, H1):
+        subprocess.run(["ip", "netns", "del", host], check=False, stderr=subprocess.DEVNULL)
+
+
+def listening(host):
+    """True once something listens at the port in a namespace."""
+    def ready(port):
+        done = subprocess.run(inside(host, ["cat", "/proc/net/tcp", "/proc/net/tcp6"]),
+                              capture_output=True, text=True, check=False)
+        return f":{port:04X} 00000000" in done.stdout
+    return ready
+
+
+class Pair:
+    def __init__(self, notes, program, seconds):
+        self.notes, self.program, self.seconds = notes, program, seconds
+        self.expected = 0  # GB/s, of the last iperf3
+
+    def iperf3(self, sockets):
+        listener = inside(H1, ["iperf3", "-s", "-1", "-p", str(PORT)])
+        client = inside(H0, ["iperf3", "-c", TARGET, "-p", str(PORT), "-l", str(IPERF3_BLOCK), "-t",
+                             str(self.seconds), "-P", str(sockets), "-J"])
+        self.notes.add(listener)
+        self.notes.add(client)
+        with proc.server(listener, PORT, ready=listening(H1)) as target:
+            initiator = proc.Child(client)
+            received = json.loads(initiator.end())["end"]["sum_received"]
+        self.expected = received["bits_per_second"] / 8e9
+        cpu = initiator.cpu_s + target.cpu_s
+        return Sample(self.expected, cpu / (received["bytes"] / 1e9))
+
+    def weft(self, test):
+        """As many operations as iperf3 would move in its time."""
+        iters = max(64, int((self.expected or 1) * 1e9 * self.seconds / SIZE))
+        options = [test, "--transport", "tcp"]
+        listener = inside(H1, [self.program, *options, "--listen", f"{TARGET}:{PORT}"])
+        client = inside(H0, [self.program, *options, "--connect", f"{TARGET}:{PORT}", "--sizes",
+                             str(SIZE), "--iters", str(iters), "--json", "-"])
+        self.notes.add(listener)
+        self.notes.add(client)
+        with proc.server(listener, PORT, ready=listening(H1)):
+            result = json.loads(proc.output(client))["results"][0]
+        if result["verified"] is not True:
+            raise proc.Failed("bytes arrived wrong")
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
+
+
+def rows(pair, name, sockets):
+    yield Row(name, "GB/s", {
+        "iperf3 -P 1": lambda: pair.iperf3(1),
+        f"iperf3 -P {sockets}": lambda: pair.iperf3(sockets),
+        "Weft write": lambda: pair.weft("write"),
+        "Weft read": lambda: pair.weft("read")}, digits=4)
+
+
+def goals(name, sockets, factor):
+    yield Goal(f"{name}: write >= {factor} x iperf3 with as many sockets", (name, "Weft write"),
+               ">=", factor, [(name, f"iperf3 -P {sockets}")])
+    yield Goal(f"{name}: write >= {factor} x iperf3 with one socket", (name, "Weft write"), ">=",
+               factor, [(name, "iperf3 -P 1")])

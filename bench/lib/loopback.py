@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured on one host, of whom, and what is asked of Weft."""
+from . import programs as p
+from .table import Goal, Row
+
+MIB = 1 << 20
+BULK = (1, 64)  # MiB
+SMALL = 64
+BEHIND = "1G"
+CONNS, CONNS_DEPTH = 256, 256
+IDLE_FEW = 1000  # for memory
+# tcp takes WEFT_TCP_SOCKETS descriptors for each; a machine's hard limit may be 20 000.
+IDLE_MANY = 9500
+IDLE_S = 10
+# "No measurable CPU": a thousandth of one processor, both processes together.
+IDLE_CPU_MS = IDLE_S * 1000 * 0.001
+
+WEFT = "Weft"
+# The shapes that plain sockets take: what Weft has (WEFT_TCP_SOCKETS, one thread a side), and a
+# thread for each socket; send buffers as Weft fits them on such a path, and the kernel's.
+BARE = {
+    "bare sockets, a thread a side": ("-k", "2", "-b", "256K"),
+    "bare sockets, a thread a side, 1 socket": ("-k", "1", "-b", "256K"),
+    "bare sockets, a thread a socket": ("-k", "2", "-t", "-b", "256K"),
+    "bare sockets, a thread a socket, kernel's buffers": ("-k", "2", "-t"),
+}
+IPERF3, UCX, UCX_TUNED, UCX_TAG = "iperf3 -l 1M", "UCX put", "UCX put, segments of 64K", "UCX tag"
+NIXL, MOONCAKE, MEMCPY = "NIXL", "Mooncake", "memcpy"
+TUNED = {"UCX_TCP_TX_SEG_SIZE": "64k"}
+
+
+def write_row(m):
+    return f"tcp write {m} MiB"
+
+
+def read_row(m):
+    return f"tcp read {m} MiB"
+
+
+def bulk_rows(t):
+    for m in BULK:
+        size = m * MIB
+        yield Row(write_row(m), "GB/s", {
+            WEFT: lambda s=size: t.tcp.bandwidth("write", s),
+            **{name: lambda s=size, o=options: t.bare.bandwidth(s, *o)
+               for name, options in BARE.items()},
+            IPERF3: t.iperf3.bandwidth,
+            UCX: lambda s=size: t.ucx.bandwidth("ucp_put_bw", s),
+            UCX_TUNED: lambda s=size: t.ucx.bandwidth("ucp_put_bw", s, TUNED),
+            UCX_TAG: lambda s=size: t.ucx.bandwidth("tag_bw", s),
+            NIXL: lambda s=size: t.python.bandwidth("nixl", "write", s),
+            MOONCAKE: lambda s=size: t.python.bandwidth("mooncake", "write", s),
+        })
+        yield Row(read_row(m), "GB/s", {
+            WEFT: lambda s=size: t.tcp.bandwidth("read", s),
+            "UCX get": lambda s=size: t.ucx.bandwidth("ucp_get", s),
+            NIXL: lambda s=size: t.python.bandwidth("nixl", "read", s),
+            MOONCAKE: lambda s=size: t.python.bandwidth("mooncake", "read", s),
+        })
+
+
+LATENCY = "tcp 64 B, half round trip"
+IOVS = "128 pieces of 8 B in one call"
+BEHIND_ROW = "64 B write behind one of 1 GiB"
+RATE = "64 B writes, 64 under way"
+
+
+def small_rows(t):
+    yield Row(LATENCY, "us", {
+        WEFT: lambda: t.tcp.latency("send", SMALL, "--depth", "1"),
+        "bare sockets that spin": lambda: t.bare.latency(SMALL),
+        UCX_TAG: lambda: t.ucx.latency(SMALL)})
+    yield Row(IOVS, "us", {
+        "Weft tcp": lambda: t.tcp.latency("write", 8, "--iovs", "128", "--depth", "1"),
+        "Weft local": lambda: t.local.latency("write", 8, "--iovs", "128", "--depth", "1")})
+    behind = ("--depth", "1", "--behind", BEHIND)
+    yield Row(BEHIND_ROW, "us", {
+        "Weft tcp, p50": lambda: t.tcp.latency("write", SMALL, *behind),
+        "Weft tcp, p99": lambda: t.tcp.latency("write", SMALL, *behind, key="p99_us"),
+        "Weft local, p50": lambda: t.local.latency("write", SMALL, *behind)})
+    yield Row(RATE, "M/s", {
+        "Weft tcp": lambda: t.tcp.rate("write", SMALL),
+        "bare sockets": lambda: t.bare.rate(SMALL),
+        "Weft local": lambda: t.local.rate("write", SMALL)})
+
+
+LOCAL_BULK = "local write 64 MiB"
+LOCAL_LATENCY = "local 64 B, one way"
+
+
+def local_rows(t):
+    yield Row(LOCAL_BULK, "GB/s", {
+        WEFT: lambda: t.local.bandwidth("write", 64 * MIB),
+        MEMCPY: lambda: t.copy.bandwidth(64 * MIB)})
+    yield Row("local read 64 MiB", "GB/s", {WEFT: lambda: t.local.bandwidth("read", 64 * MIB)})
+    yield Row(LOCAL_LATENCY, "us", {WEFT: lambda: t.local.latency("send", SMALL, "--depth", "1")})
+
+
+CONNS_ROW = f"tcp write 1 MiB, {CONNS_DEPTH} under way"
+MEMORY = "memory of an idle conn"
+IDLE = f"CPU of idle conns in {IDLE_S} s"
+MANY = f"{IDLE_MANY} conns"
+
+
+def conns_rows(t):
+    depth = ("--depth", str(CONNS_DEPTH))
+    yield Row(CONNS_ROW, "GB/s", {
+        "Weft, 1 conn": lambda: t.tcp.bandwidth("write", MIB, *depth),
+        f"Weft, {CONNS} conns": lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns",
+                                                         str(CONNS))})
+
+
+def idle_rows(t):
+    yield Row(MEMORY, "KiB", {
+        f"Weft {w.transport}": lambda w=w: w.idle_memory(IDLE_FEW) for w in (t.tcp, t.local)},
+        once=True)
+    yield Row(IDLE, "ms more than without", {
+        f"Weft {w.transport}, {MANY}": lambda w=w: w.idle_cpu(IDLE_MANY, IDLE_S)
+        for w in (t.tcp, t.local)}, once=True)
+
+
+PULL = "weights, 2 GiB"
+
+
+def weights_rows(t):
+    yield Row(PULL, "GB/s", {
+        f"{what}, {w.transport}": run for w in (t.tcp, t.local) for what, run in (
+            ("weft_perf read", lambda w=w: w.bandwidth("read", 4 * MIB, "--depth", "16")),
+            ("weights pull", lambda w=w: t.weights.moved(w.transport)),
+            ("weights pull, checked", lambda w=w: t.weights.checked(w.transport)))})
+
+
+GROUPS = {"bulk": bulk_rows, "small": small_rows, "local": local_rows, "conns": conns_rows,
+          "idle": idle_rows, "weights": weights_rows}
+
+
+def goals():
+    for m in BULK:
+        row = write_row(m)
+        floor = [(row, name) for name in (*BARE, IPERF3)]
+        yield Goal(f"{row} >= 0.95 x the fastest of bare sockets and iperf3", (row, WEFT), ">=",
+                   0.95, floor)
+        for peer in (UCX, NIXL, MOONCAKE):
+            yield Goal(f"{row} >= 4 x {peer}", (row, WEFT), ">=", 4, [(row, peer)])
+        yield Goal(f"{read_row(m)} >= 0.9 x write", (read_row(m), WEFT), ">=", 0.9, [(row, WEFT)])
+    yield Goal(f"{LATENCY} <= UCX tag", (LATENCY, WEFT), "<=", 1, [(LATENCY, UCX_TAG)])
+    yield Goal(f"{LATENCY} <= 1.1 x bare sockets that spin", (LATENCY, WEFT), "<=", 1.1,
+               [(LATENCY, "bare sockets that spin")])
+    yield Goal(f"{IOVS}, tcp <= 30 us", (IOVS, "Weft tcp"), "<=", 30)
+    yield Goal(f"{BEHIND_ROW}, tcp p50 <= 200 us", (BEHIND_ROW, "Weft tcp, p50"), "<=", 200)
+    yield Goal(f"{BEHIND_ROW}, tcp p99 <= 200 us", (BEHIND_ROW, "Weft tcp, p99"), "<=", 200)
+    yield Goal(f"{RATE}, tcp >= 2 M/s", (RATE, "Weft tcp"), ">=", 2)
+    yield Goal(f"{RATE}, local >= 5 M/s", (RATE, "Weft local"), ">=", 5)
+    yield Goal(f"{CONNS} conns >= 0.9 x one", (CONNS_ROW, f"Weft, {CONNS} conns"), ">=", 0.9,
+               [(CONNS_ROW, "Weft, 1 conn")])
+    for transport in ("tcp", "local"):
+        yield Goal(f"{MEMORY}, {transport} <= 64 KiB", (MEMORY, f"Weft {transport}"), "<=", 64)
+        yield Goal(f"{MANY} idle, {transport}: <= {IDLE_CPU_MS:.0f} ms of {IDLE_S} s",
+                   (IDLE, f"Weft {transport}, {MANY}"), "<=", IDLE_CPU_MS)
+    yield Goal(f"{LOCAL_BULK} >= 0.9 x memcpy", (LOCAL_BULK, WEFT), ">=", 0.9,
+               [(LOCAL_BULK, MEMCPY)])
+    yield Goal(f"{LOCAL_LATENCY} <= 1.5 us", (LOCAL_LATENCY, WEFT), "<=", 1.5)
+    for transport in ("tcp", "local"):
+        yield Goal(f"weights pull >= 0.9 x weft_perf read, {transport}",
+                   (PULL, f"weights pull, {transport}"), ">=", 0.9,
+                   [(PULL, f"weft_perf read, {transport}")])

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weft and its peers, each as functions that measure one thing once and return a Sample."""
+import collections
+import filecmp
+import json
+import os
+import random
+import re
+import shutil
+import tempfile
+import time
+
+from . import proc
+
+# value in the row's unit; processor seconds of both sides per GB, or None
+Sample = collections.namedtuple("Sample", "value cpu")
+
+PACKAGES = {"iperf3": "iperf3", "ucx_perftest": "ucx-utils (Debian, Ubuntu) or ucx (Fedora)"}
+UCX = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+UCX_LATENCY_ITERS = 50000
+UCX_WARMUP = 1000  # operations; its default of 10 000 would be most of a run
+UCX_WARMUP_BYTES = 64 << 20
+IPERF3_BLOCK = 1 << 20
+PYTHON_PACKAGES = (["torch==2.13.0", "numpy"],
+                   ["--no-deps", "nixl==1.5.1", "nixl-cu12==1.5.1",
+                    "mooncake-transfer-engine-non-cuda==0.3.13.post1"])
+PIP_LIMIT_S = 1200
+WEIGHTS_FILES, WEIGHTS_FILE, WEIGHTS_BLOCK = 8, 256 << 20, 16 << 20
+
+
+def find(name, folder, given=None):
+    """A program of this project's build."""
+    builds = [os.path.join(proc.TOP, "build", preset) for preset in ("release", "default", "")]
+    places = [given] if given else [os.path.join(build, folder, name) for build in builds]
+    for place in places:
+        if os.access(place, os.X_OK):
+            return place
+    proc.fail(f"{given or name} not found: build Weft (cmake --preset release)")
+
+
+def check_installed():
+    missing = [f"{p} not found: install {PACKAGES[p]}" for p in PACKAGES if not shutil.which(p)]
+    if missing:
+        proc.fail("\np2p: ".join(missing))
+
+
+class Notes:
+    """Each command once, for the report."""
+
+    def __init__(self):
+        self.commands = []
+
+    def add(self, command, env=None):
+        words = [f"{k}={v}" for k, v in (env or {}).items()]
+        words += [os.path.basename(command[0])] + command[1:]
+        line = re.sub(r"(-p) \d+", r"\1 PORT", " ".join(words)).replace(proc.TOP + os.sep, "")
+        if command[0] == "ip":  # their number follows the speed
+            line = re.sub(r"(--iters) \d+", r"\1 N", line)
+        if line not in self.commands:
+            self.commands.append(line)
+
+
+class Weft:
+    def __init__(self, notes, program, transport):
+        self.notes, self.program, self.transport = notes, program, transport
+
+    def run_all(self, test, *options):
+        command = [self.program, test, "--local", "--transport", self.transport, *options,
+                   "--json", "-"]
+        self.notes.add(command)
+        everything = json.loads(proc.output(command))
+        if everything["results"][0]["verified"] is not True:
+            raise proc.Failed(f"'{' '.join(command)}': bytes arrived wrong")
+        return everything
+
+    def run(self, test, *options):
+        return self.run_all(test, *options)["results"][0]
+
+    def bandwidth(self, test, size, *options):
+        result = self.run(test, "--sizes", str(size), *options)
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
+
+    def rate(self, test, size, *options):
+        result = self.run(test, "--sizes", str(size), *options)
+        return Sample(result["Mops"], result["cpu_s_per_GB"])
+
+    def latency(self, test, size, *options, key="p50_us"):
+        return Sample(self.run(test, "--sizes", str(size), *options)[key], None)
+
+    def idle(self, conns, seconds):
+        """One write on each conn, after all have done nothing for a while."""
+        n = str(conns)
+        return self.run_all("write", "--sizes", "8", "--conns", n, "--depth", n, "--iters", n,
+                            "--idle", str(seconds))["idle"]
+
+    def idle_memory(self, conns):
+        idle = self.idle(conns, 1)
+        return Sample(max(idle["KiB_per_conn"], idle["KiB_per_conn_target"]), None)
+
+    def idle_cpu(self, conns, seconds):
+        idle = self.idle(conns, seconds)
+        return Sample(idle["cpu_ms"] - idle["cpu_ms_without"], None)
+
+
+class Bare:
+    """bench/bare_tcp: the same work on plain sockets."""
+
+    def __init__(self, notes, program):
+        self.notes, self.program = notes, program
+
+    def run(self, test, size, *options):
+        command = [self.program, test, "-s", str(size), *options]
+        self.notes.add(command)
+        result = json.loads(proc.output(command))
+        if result["verified"] is not True:
+            raise proc.Failed(f"'{' '.join(command)}': bytes arrived wrong")
+        return result
+
+    def bandwidth(self, size, *options):
+        result = self.run("write", size, *options)
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
+
+    def rate(self, size, *options):
+        result = self.run("write", size, *options)
+        return Sample(result["Mops"], result["cpu_s_per_GB"])
+
+    def latency(self, size):
+        return Sample(self.run("pingpong", size)["p50_us"], None)
+
+
+class Copy:
+    """bench/bare_copy: memcpy from one ring of slots to another."""
+
+    def __init__(self, notes, program):
+        self.notes, self.program = notes, program
+
+    def bandwidth(self, size):
+        command = [self.program, "-s", str(size)]
+        self.notes.add(command)
+        result = json.loads(proc.output(command))
+        if result["verified"] is not True:
+            raise proc.Failed("memcpy copied wrong")
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
+
+
+class Iperf3:
+    def __init__(self, notes, seconds):
+        self.notes, self.seconds = notes, seconds
+
+    def bandwidth(self, *options):
+        port = proc.free_port()
+        base = ["iperf3", "-c", "127.0.0.1", "-p", str(port)]
+        client = base + ["-l", str(IPERF3_BLOCK), "-t", str(self.seconds), "-J", *options]
+        listener = ["iperf3", "-s", "-1", "-p", str(port)]
+        self.notes.add(listener)
+        self.notes.add(client)
+        with proc.server(listener, port) as target:
+            initiator = proc.Child(client)
+            end = json.loads(initiator.end())["end"]
+        received = end["sum_received"]
+        cpu = initiator.cpu_s + target.cpu_s
+        return Sample(received["bits_per_second"] / 8e9, cpu / (received["bytes"] / 1e9))
+
+
+class Ucx:
+    def __init__(self, notes, seconds):
+        self.notes, self.seconds = notes, seconds
+
+    def run(self, test, size, iters, warmup, more=None):
+        port = proc.free_port()
+        env = {**UCX, **(more or {})}
+        listener = ["ucx_perftest", "-t", test, "-s", str(size), "-n", str(iters), "-w",
+                    str(warmup), "-p", str(port)]
+        client = ["ucx_perftest", "127.0.0.1"] + listener[1:]
+        self.notes.add(listener, env)
+        self.notes.add(client, env)
+        with proc.server(listener, port, env) as target:
+            initiator = proc.Child(client, env)
+            text = initiator.end()
+        final = [line.split() for line in text.splitlines() if line.startswith("Final:")]
+        if not final:
+            raise proc.Failed(f"ucx_perftest -t {test} has no result")
+        return final[0], initiator.cpu_s + target.cpu_s
+
+    def latency(self, size):
+        # Final: iterations p50 average overall ...
+        return Sample(float(self.run("tag_lat", size, UCX_LATENCY_ITERS, UCX_WARMUP)[0][2]), None)
+
+    def bandwidth(self, test, size, more=None):
+        """As many operations as take about the time, by a short run before."""
+        warmup = max(1, (UCX_WARMUP_BYTES // size))
+        probe = self.rate(self.run(test, size, warmup, 1, more)[0])
+        iters = max(4, int(self.seconds * probe * 1e9 / size))
+        final, cpu = self.run(test, size, iters, warmup, more)
+        return Sample(self.rate(final), cpu / ((iters + warmup) * size / 1e9))
+
+    @staticmethod
+    def rate(final):
+        # Final: iterations p50 average overall MB/s(average) MB/s(overall) ...; MB are 2^20
+        return float(final[6]) * (1 << 20) / 1e9
+
+
+class PythonPeer:
+    """NIXL and Mooncake, in a virtual environment that prepare() makes."""
+
+    def __init__(self, notes, seconds):
+        self.notes, self.seconds = notes, seconds
+        self.dir = os.path.join(proc.TOP, "build", "bench-python")
+        self.python = os.path.join(self.dir, "bin", "python")
+
+    def prepare(self, wanted):
+        if not wanted or os.path.exists(os.path.join(self.dir, "ready")):
+            return
+        proc.output(["/usr/bin/python3", "-m", "venv", self.dir])
+        pip = [self.python, "-m", "pip", "install", "-q"]
+        for words in PYTHON_PACKAGES:
+            proc.Child(pip + words).end(PIP_LIMIT_S)
+        with open(os.path.join(self.dir, "ready"), "w", encoding="ascii"):
+            pass
+
+    @staticmethod
+    def versions():
+        return [word for words in PYTHON_PACKAGES for word in words if "==" in word]
+
+    def bandwidth(self, kind, test, size):
+        script = os.path.join(proc.TOP, "bench", "lib", "peer.py")
+        command = [self.python, script, kind, test, str(size), str(self.seconds)]
+        self.notes.add(command)
+        result = json.loads(proc.output(command).splitlines()[-1])
+        if result["verified"] is not True:
+            raise proc.Failed(f"{kind}: bytes arrived wrong")
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
+
+
+class Weights:
+    """examples/weights: files made once, served by one process and pulled by another."""
+
+    def __init__(self, notes, place):
+        self.notes, self.place = notes, place
+        self.last = {}
+
+    def pull(self, transport):
+        program = find("weights", "examples")
+        with tempfile.TemporaryDirectory(dir=self.place) as work:
+            files, dest = os.path.join(work, "files"), os.path.join(work, "dest")
+            make_files(files)
+            serve = [program, "serve", files, "--transport", transport]
+            server = proc.Child(serve)
+            try:
+                address = wait_for_address(server)
+                command = [program, "pull", address, dest, "--transport", transport, "--no-compare"]
+                self.notes.add(serve[:2] + ["DIR"] + serve[3:])
+                self.notes.add(command[:2] + ["HOST:PORT", "DEST"] + command[4:])
+                client = proc.Child(command)
+                text = client.end()
+            finally:
+                server.process.terminate()
+                server.wait(proc.END_S)
+                server.kill()
+            for name in os.listdir(files):
+                if not filecmp.cmp(os.path.join(files, name), os.path.join(dest, name), False):
+                    raise proc.Failed(f"weights: {name} arrived wrong")
+        gb = WEIGHTS_FILES * WEIGHTS_FILE / 1e9
+        cpu = (client.cpu_s + server.cpu_s) / gb
+        moved = float(re.search(r"^moved .*: ([0-9.]+) GB/s", text, re.M).group(1))
+        checked = float(re.search(r"^checked .*: ([0-9.]+) GB/s", text, re.M).group(1))
+        self.last[transport] = Sample(checked, cpu)
+        return Sample(moved, None)
+
+    def moved(self, transport):
+        return self.pull(transport)
+
+    def checked(self, transport):
+        """Of the pull that was measured last; its processor time has the server's hashing, too."""
+        return self.last[transport]
+
+
+def make_files(folder):
+    """Files of pseudo-random bytes, each different."""
+    os.mkdir(folder)
+    block = random.Random(1).randbytes(WEIGHTS_BLOCK)
+    for i in range(WEIGHTS_FILES):
+        with open(os.path.join(folder, f"file{i}"), "wb") as f:
+            for k in range(WEIGHTS_FILE // WEIGHTS_BLOCK):
+                f.write(bytes([i, k]) + block[2:])
+
+
+def wait_for_address(server):
+    deadline = time.monotonic() + proc.LIMIT_S
+    while time.monotonic() < deadline and not server.poll():
+        found = re.search(r"^serving .* at (\S+)$", server.text(server.out), re.M)
+        if found:
+            return found.group(1)
+        time.sleep(0.05)
+    raise proc.Failed("weights serve does not start")
