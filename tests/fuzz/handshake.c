@@ -20,12 +20,15 @@
 
 static weft_endpoint_t endpoint;
 static struct weft__endpoint *ep;
+static uint8_t metadata[WEFT_METADATA_MAX]; /* of this endpoint, but with its address twice */
+static size_t metadata_len;
 
 struct peer {
     struct fuzz_in in;
     int fd;
     bool passive_side; /* the endpoint under test is: we are active */
     uint8_t attempt;   /* of the endpoint's last offer, or of ours */
+    bool looked_for;   /* is whom the metadata names */
     struct weft__auth auth;
     bool heard_proof, said_proof;
     uint8_t rx[65536]; /* of what the endpoint says, what is not a whole frame */
@@ -43,6 +46,13 @@ static void set_up(void)
     ep = weft__handle_get(endpoint, WEFT__ENDPOINT);
     FUZZ_CHECK(ep);
     weft__handle_put(endpoint);
+    int len = weft_endpoint_metadata(endpoint, metadata, sizeof metadata);
+    const char host[] = "127.0.0.1"; /* the last that is in it: a count of 1, a length, the text */
+    size_t entry = 2 + sizeof host - 1;
+    FUZZ_CHECK(len > 0 && metadata[(size_t)len - entry - 1] == 1);
+    memcpy(metadata + len, metadata + (size_t)len - entry, entry);
+    metadata[(size_t)len - entry - 1] = 2;
+    metadata_len = (size_t)len + entry;
     FUZZ_OK(weft__mac_load());
     memset(ep->auth_key, 0x17, sizeof ep->auth_key); /* in use where an input says so */
 }
@@ -119,21 +129,38 @@ static void hear(struct peer *peer)
     memmove(peer->rx, peer->rx + at, peer->rx_len);
 }
 
+/* The endpoint has gone on to the next address: another conversation. */
+static void follow(struct peer *peer)
+{
+    int fd = fuzz_net_take();
+    if (fd < 0)
+        return;
+    close(peer->fd);
+    peer->fd = fd;
+    peer->rx_len = 0;
+    peer->auth.state = WEFT__AUTH_OFF;
+    memset(peer->auth.frames, 0, sizeof peer->auth.frames);
+    peer->heard_proof = peer->said_proof = false;
+}
+
 static void drive(struct peer *peer)
 {
     weft__boot_progress(ep);
     weft__kick_all(ep);
-    if (peer->fd >= 0)
+    if (peer->fd >= 0) {
+        follow(peer);
         hear(peer);
+    }
 }
 
 /* --- what we say ---------------------------------------------------------------------------- */
 
-static void put_hello(struct fuzz_in *in, struct weft__writer *w)
+static void put_hello(struct peer *peer, struct weft__writer *w)
 {
+    struct fuzz_in *in = &peer->in;
     static const char *const names[] = {"stub", "stub2", "tcp", "pigeon"};
-    uint8_t uuid[16] = {1, 2, 3};
-    weft__put(w, uuid, sizeof uuid);
+    static const uint8_t another[16] = {1, 2, 3};
+    weft__put(w, peer->looked_for ? ep->uuid : another, sizeof another);
     weft__put(w, ep->host.boot_id, sizeof ep->host.boot_id);
     weft__put_u64(w, fuzz_near(in, ep->host.netns));
     weft__put_u32(w, (uint32_t)fuzz_near(in, 1));
@@ -187,7 +214,7 @@ static void put_body(struct peer *peer, uint8_t type, struct weft__writer *w)
     size_t len;
     switch (type) {
     case WEFT__HELLO:
-        put_hello(&peer->in, w);
+        put_hello(peer, w);
         return;
     case WEFT__OFFER:
         put_offer(peer, w);
@@ -297,6 +324,8 @@ static void step(struct peer *peer, int *nth)
 static void begin(struct peer *peer, weft_conn_t *conn)
 {
     uint8_t how = fuzz_u8(&peer->in);
+    const struct weft_connect_opts *opts = WEFT_OPTS(weft_connect_opts, .nonblocking = 1);
+    peer->looked_for = how & 16;
     peer->passive_side = how & 1;
     ep->passive = how & 2;
     ep->secured = how & 4;
@@ -304,8 +333,8 @@ static void begin(struct peer *peer, weft_conn_t *conn)
     if (peer->passive_side) {
         peer->fd = fuzz_net_dial(0);
     } else {
-        FUZZ_OK(weft_endpoint_connect_to(endpoint, "127.0.0.1:4711",
-                                         WEFT_OPTS(weft_connect_opts, .nonblocking = 1), conn));
+        FUZZ_OK(how & 8 ? weft_endpoint_connect(endpoint, metadata, metadata_len, opts, conn)
+                        : weft_endpoint_connect_to(endpoint, "127.0.0.1:4711", opts, conn));
         peer->fd = fuzz_net_take();
         FUZZ_CHECK(peer->fd >= 0);
     }

@@ -16,11 +16,11 @@
 #include "peer.h"
 
 #define STEPS 96
-#define OPS 32       /* of one input */
-#define SEEN 64      /* messages of this side that are remembered */
-#define GUARD 64     /* bytes around the memory that the peer may add to */
-#define WORDS 16     /* of that memory */
-#define QUEUE 131072 /* WEFT_NOTIFY_QUEUE */
+#define OPS 32      /* of one input */
+#define SEEN 64     /* messages of this side that are remembered */
+#define GUARD 64    /* bytes around the memory that the peer may add to */
+#define WORDS 16    /* of that memory */
+#define QUEUE 65536 /* WEFT_NOTIFY_QUEUE: a few large ones fill it */
 
 struct op {
     weft_op_t handle; /* 0: none, or its end was read */
@@ -57,7 +57,7 @@ static void set_up(void)
 {
     struct weft__remote r;
     FUZZ_OK(weft_config_set("WEFT_EAGER_WINDOW", "64K"));
-    FUZZ_OK(weft_config_set("WEFT_NOTIFY_QUEUE", "128K"));
+    FUZZ_OK(weft_config_set("WEFT_NOTIFY_QUEUE", "64K"));
     FUZZ_OK(weft_config_set("WEFT_CHUNK", "4K"));
     ep = peer_endpoint_open(&endpoint);
     memset(memory, 0x77, sizeof memory);
