@@ -2,6 +2,7 @@
 #include "helpers.h"
 
 #include <dirent.h>
+#include <malloc.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -271,15 +272,24 @@ void test_serve(int fd, void *self, test_run_fn *run, void (*idle)(void *self))
     }
 }
 
-void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self)
+void test_call_begin(int fd, test_any_fn *fn, const void *arg, size_t size)
 {
-    struct call call = {test_fn_pack(fn), size};
-    char done;
     CHECK(size <= TEST_MAX_ARG, "a call with %zu bytes of arguments", size);
-    test_send(fd, &call, sizeof call);
+    test_send(fd, &(struct call){test_fn_pack(fn), size}, sizeof(struct call));
     test_send(fd, arg, size);
+}
+
+void test_call_finish(int fd, void *arg, size_t size, void (*idle)(void *), void *self)
+{
+    char done;
     TEST_UNTIL(readable(fd, idle ? 0 : 100), if (idle) idle(self), "the peer process to answer");
     CHECK(test_recv(fd, arg, size) && test_recv(fd, &done, 1), "the peer process is gone");
+}
+
+void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self)
+{
+    test_call_begin(fd, fn, arg, size);
+    test_call_finish(fd, arg, size, idle, self);
 }
 
 void test_call_end(int fd)
@@ -337,4 +347,15 @@ int test_count_fds(void)
         n++;
     closedir(d);
     return n;
+}
+
+/* Of a sanitizer, which has its own allocator. */
+size_t __sanitizer_get_current_allocated_bytes(void) __attribute__((weak));
+
+size_t test_allocated(void)
+{
+    if (__sanitizer_get_current_allocated_bytes)
+        return __sanitizer_get_current_allocated_bytes();
+    struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
 }

@@ -149,6 +149,9 @@ typedef void test_run_fn(void *self, test_any_fn *fn, void *arg);
 void test_serve(int fd, void *self, test_run_fn *run, void (*idle)(void *self));
 /* In the parent: run fn there; its argument goes there and comes back. */
 void test_call(int fd, test_any_fn *fn, void *arg, size_t size, void (*idle)(void *), void *self);
+/* The same in two steps: it does so meanwhile. */
+void test_call_begin(int fd, test_any_fn *fn, const void *arg, size_t size);
+void test_call_finish(int fd, void *arg, size_t size, void (*idle)(void *), void *self);
 void test_call_end(int fd);
 /* Wait for a child: it must exit with 0, or have been killed by `signal`. */
 void test_join(pid_t pid, int signal);
@@ -157,5 +160,7 @@ void test_check_status(int status, int signal);
 bool test_recv(int fd, void *data, size_t len);
 void test_send(int fd, const void *data, size_t len);
 int test_count_fds(void);
+/* Bytes that this process has from its allocator. */
+size_t test_allocated(void);
 
 #endif
