@@ -463,7 +463,7 @@ static void end(struct run *run)
         free(run->ops[i].memory);
     for (int i = 0; i < 3; i++)
         FUZZ_CHECK(!run->mems[i] || ops->mem_dereg(&nic->base, run->mems[i]) == 0);
-    FUZZ_CHECK(!nic->links && !nic->nops && !nic->nparked && !nic->parked && !nic->nhot &&
+    FUZZ_CHECK(!nic->links && !nic->nunproven && !nic->nparked && !nic->parked && !nic->nhot &&
                !nic->nblocked && !nic->nhalf && !nic->ready && !nic->done.head && !nic->ndown);
     for (int i = 0; i < GUARD; i++)
         FUZZ_CHECK(memory[i] == 0x33 && memory[GUARD + LEN + i] == 0x33);

@@ -221,7 +221,6 @@ struct tcp_op *tcp_op_new(struct tcp_link *link)
     if (op->next_op)
         op->next_op->prev_op = op;
     link->ops = op;
-    nic->nops++;
     return op;
 }
 
@@ -233,7 +232,6 @@ static void op_unlink(struct tcp_op *op)
         op->link->ops = op->next_op;
     if (op->next_op)
         op->next_op->prev_op = op->prev_op;
-    tcp_nic_of(op->link)->nops--;
 }
 
 void tcp_op_forget(struct tcp_op *op)
@@ -435,7 +433,7 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 static void set_timer(struct tcp_nic *nic)
 {
     struct itimerspec when = {0};
-    if (nic->timer_set || (nic->nops == 0 && nic->nblocked == 0 && nic->nhalf == 0))
+    if (nic->timer_set || (nic->nunproven == 0 && nic->nhalf == 0))
         return;
     when.it_value.tv_sec = nic->timeout / 4000;
     when.it_value.tv_nsec = nic->timeout % 4000 * 250000;

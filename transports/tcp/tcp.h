@@ -144,6 +144,7 @@ struct tcp_sock {
     bool blocked;   /* send had no room; epoll tells when it has */
     uint8_t misses; /* polls in a row that found nothing, while hot */
     bool hot;
+    bool unproven;    /* has sent, and is not known to be acknowledged by the peer's kernel */
     uint64_t suspect; /* since when the peer's kernel has been silent, 0: it is not */
     uint64_t turn;    /* number of the poll that last read it */
     struct tcp_sock *parked_next;
@@ -221,7 +222,6 @@ struct tcp_nic {
     struct tcp_buf *free_bufs, *lent_bufs;
     uint32_t nfree_bufs;
     struct tcp_op *free_ops;
-    uint32_t nops; /* of all links, not done */
     /* links */
     struct tcp_link *links;
     struct tcp_link *ready, **ready_tail;   /* something may be sent */
@@ -231,6 +231,7 @@ struct tcp_nic {
     uint32_t nparked;
     struct tcp_sock *hot[TCP_HOT];
     uint32_t nhot, nblocked, quiet; /* quiet: polls since epoll was asked */
+    uint32_t nunproven;             /* sockets that are */
     uint32_t next_event;            /* of what epoll reports, which comes first */
     bool timer_set;
     uint64_t checked; /* when links were last checked for silence */

@@ -554,9 +554,9 @@ static void sock_close(struct tcp_sock *sock)
     for (uint32_t i = 0; sock->hot && i < nic->nhot; i++)
         if (nic->hot[i] == sock)
             nic->hot[i] = nic->hot[--nic->nhot];
-    if (sock->blocked)
-        nic->nblocked--;
-    sock->hot = sock->blocked = false;
+    nic->nblocked -= sock->blocked;
+    nic->nunproven -= sock->unproven;
+    sock->hot = sock->blocked = sock->unproven = false;
     tcp_rx_drop(sock);
     tcp_out_drop(sock);
     free(sock->flight);
@@ -639,12 +639,23 @@ static bool sock_stalls(const struct tcp_info *info)
            info->tcpi_probes >= PROBES_SUSPECT;
 }
 
+/* All that was sent is acknowledged: from here on keepalive watches the peer. It does not while a
+ * byte is under way, be it of an answer that no op waits for: the kernel alone then takes a quarter
+ * of an hour. */
+static void sock_proven(struct tcp_sock *sock)
+{
+    sock->unproven = false;
+    tcp_nic_of(sock->link)->nunproven--;
+}
+
 static bool sock_silent(struct tcp_sock *sock, uint64_t now, int64_t timeout)
 {
     struct tcp_info info = {0};
     socklen_t len = sizeof(info);
     if (getsockopt(sock->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 || !sock_stalls(&info)) {
         sock->suspect = 0;
+        if (info.tcpi_unacked == 0 && info.tcpi_notsent_bytes == 0)
+            sock_proven(sock);
         return false;
     }
     int64_t since = (int64_t)(now - sock->suspect) / 1000000;
@@ -661,7 +672,6 @@ void tcp_check_silence(struct tcp_nic *nic)
     nic->checked = now;
     for (struct tcp_link *link = nic->links; link; link = link->next)
         for (uint32_t i = 0; link->state == TCP_LINK_UP && i < link->nsocks; i++)
-            if ((link->ops || link->socks[i].blocked) &&
-                sock_silent(&link->socks[i], now, nic->timeout))
+            if (link->socks[i].unproven && sock_silent(&link->socks[i], now, nic->timeout))
                 tcp_link_fail(link, -ETIMEDOUT);
 }

@@ -277,6 +277,10 @@ uint64_t tcp_out_flush(struct tcp_sock *sock)
         }
         if (n > 0)
             out_consume(sock, (uint64_t)n);
+        if (!sock->unproven) {
+            sock->unproven = true;
+            tcp_nic_of(sock->link)->nunproven++;
+        }
         if (sock->sent - sock->fit_sent >= FIT_EVERY)
             fit_buffer(sock);
         sum += n > 0 ? (uint64_t)n : 0;
