@@ -21,8 +21,8 @@
 struct slot {
     _Atomic(uint64_t) state; /* generation << 32 | shut bit | users */
     _Atomic(void *) owner;   /* see weft__handle_peek */
+    _Atomic(enum weft__kind) kind;
     void *obj;
-    enum weft__kind kind;
     uint32_t next_free;
 };
 
@@ -99,13 +99,21 @@ uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
     if (free_head == UINT32_MAX)
         free_tail = UINT32_MAX;
     slot->obj = obj;
-    slot->kind = kind;
+    atomic_store_explicit(&slot->kind, kind, memory_order_relaxed);
     atomic_store_explicit(&slot->owner, owner, memory_order_relaxed);
     uint32_t generation = (uint32_t)(atomic_load(&slot->state) >> 32) + 1;
     /* pairs with the acquire in get: obj and kind are there before the generation is */
     atomic_store_explicit(&slot->state, (uint64_t)generation << 32, memory_order_release);
     pthread_mutex_unlock(&lock);
     return weft__handle_make(kind, i, generation);
+}
+
+/* Is this state of the slot that of the open object which the handle names? The kind in the handle is
+ * what its bearer says: the slot knows. It is as old as the state, or the state has changed. */
+static bool names(uint64_t handle, enum weft__kind kind, struct slot *slot, uint64_t state)
+{
+    return state >> 32 == (uint32_t)handle && !(state & SHUT) &&
+           atomic_load_explicit(&slot->kind, memory_order_relaxed) == kind;
 }
 
 static const char *const kind_names[] = {"?", "endpoint", "conn", "mem", "op"};
@@ -115,7 +123,7 @@ void *weft__handle_get(uint64_t handle, enum weft__kind kind)
     struct slot *slot = slot_at(weft__handle_slot(handle));
     if (slot && weft__handle_is(handle, kind)) {
         uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
-        while (state >> 32 == (uint32_t)handle && !(state & SHUT)) {
+        while (names(handle, kind, slot, state)) {
             if (atomic_compare_exchange_weak_explicit(&slot->state, &state, state + 1,
                                                       memory_order_acquire, memory_order_acquire))
                 return slot->obj;
@@ -133,7 +141,7 @@ void *weft__handle_peek(uint64_t handle, enum weft__kind kind, const void *owner
         /* acquire: pairs with the release in open. The slot is the owner's: then the lock that the
          * caller holds keeps it as it is; or another's: then it is not looked at. */
         uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
-        if (state >> 32 == (uint32_t)handle && !(state & SHUT) &&
+        if (names(handle, kind, slot, state) &&
             atomic_load_explicit(&slot->owner, memory_order_relaxed) == owner)
             return slot->obj;
     }
@@ -154,7 +162,7 @@ bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
     if (!slot || !weft__handle_is(handle, kind))
         return false;
     uint64_t state = atomic_load(&slot->state);
-    while (state >> 32 == (uint32_t)handle && !(state & SHUT))
+    while (names(handle, kind, slot, state))
         if (atomic_compare_exchange_weak(&slot->state, &state, state | SHUT))
             return true;
     return false;

@@ -36,6 +36,11 @@ static void wrong_handles_are_refused(void **state)
         assert_null(weft__handle_get(wrong[i], WEFT__CONN));
     assert_null(weft__handle_get(h, WEFT__MEM));
     assert_false(weft__handle_shut(h, WEFT__MEM));
+    /* right but for the kind, which its bearer has changed */
+    uint64_t forged = weft__handle_make(WEFT__MEM, weft__handle_slot(h), (uint32_t)h);
+    assert_null(weft__handle_get(forged, WEFT__MEM));
+    assert_null(weft__handle_peek(forged, WEFT__MEM, NULL));
+    assert_false(weft__handle_shut(forged, WEFT__MEM));
     assert_true(weft__handle_shut(h, WEFT__CONN));
     assert_false(weft__handle_shut(h, WEFT__CONN));
     assert_null(weft__handle_get(h, WEFT__CONN));
