@@ -39,7 +39,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "piece size in which a large transfer is spread over several links")                       \
     XX("WEFT_EAGER", SIZE, "8K", 0, 1 << 20,                                                      \
        "longest message that is sent without asking; longer ones are fetched by the receiver")    \
-    XX("WEFT_EAGER_WINDOW", SIZE, "256K", 65536, 1 << 30,                                         \
+    XX("WEFT_EAGER_WINDOW", SIZE, "256K", WEFT__WINDOW_LEAST, 1 << 30,                            \
        "bytes of such messages a conn sends before the receiver has taken them")                  \
     XX("WEFT_NOTIFY_QUEUE", SIZE, "256M", 65536, (int64_t)1 << 40,                                \
        "bytes of arrived notifications an endpoint holds before it makes the senders wait")       \

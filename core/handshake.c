@@ -87,7 +87,7 @@ static int read_hello(const uint8_t *body, size_t len, struct hello *h)
     h->pid = weft__get_u32(&r);
     h->window = weft__get_u64(&r);
     h->n = weft__get_u8(&r);
-    if (h->n > WEFT__MAX_LANES || !h->pid)
+    if (h->n > WEFT__MAX_LANES || !h->pid || h->window < WEFT__WINDOW_LEAST)
         return WEFT_EPROTO;
     for (int i = 0; i < h->n; i++) {
         weft__get_text(&r, h->transports[i].name, sizeof h->transports[i].name);

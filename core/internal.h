@@ -590,6 +590,9 @@ int weft__conn_links_up(const struct weft__conn *conn);
 
 /* --- frames of the handshake ----------------------------------------------------------------- */
 
+/* Least WEFT_EAGER_WINDOW: one below it would not take the longest message that peers send so. */
+#define WEFT__WINDOW_LEAST 65536
+
 /* Version of what follows, and of the proofs. */
 #define WEFT__BOOT_VERSION 1
 #define WEFT__FRAME_HEAD 12

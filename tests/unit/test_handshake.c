@@ -165,6 +165,24 @@ static void damaged_hellos(void **state)
     still_serves();
 }
 
+/* Into a window below the least one, messages of legal length would never go. */
+static void a_window_too_small_is_hung_up_on(void **state)
+{
+    (void)state;
+    uint8_t buf[4096];
+    size_t len = hello(buf, "tcp"), window = WEFT__FRAME_HEAD + 16 + 16 + 8 + 4;
+    for (uint64_t size = 0; size < WEFT__WINDOW_LEAST; size = 2 * size + 1) {
+        struct weft__writer w = {buf + window, buf + window + 8, false};
+        weft__put_u64(&w, size);
+        int fd = dial();
+        char byte;
+        assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
+        assert_true(recv(fd, &byte, 1, 0) <= 0); /* without an answer */
+        close(fd);
+    }
+    still_serves();
+}
+
 static void a_hello_byte_by_byte_is_answered(void **state)
 {
     (void)state;
@@ -288,6 +306,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(another_version_is_hung_up_on, open_server, close_server),
         cmocka_unit_test_setup_teardown(an_absurd_length_is_hung_up_on, open_server, close_server),
         cmocka_unit_test_setup_teardown(damaged_hellos, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_window_too_small_is_hung_up_on, open_server,
+                                        close_server),
         cmocka_unit_test_setup_teardown(a_hello_byte_by_byte_is_answered, open_server,
                                         close_server),
         cmocka_unit_test_setup_teardown(an_unknown_transport_is_declined, open_server,
