@@ -143,6 +143,7 @@ int weft__conn_links_up(const struct weft__conn *conn)
     return n;
 }
 
+/* Each of the two messages is sent once for each link: no more than that can wait. */
 static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int index)
 {
     struct weft__msg_head head = {.type = (uint8_t)type, .index = (uint32_t)index};
@@ -273,9 +274,10 @@ void weft__link_closed(struct weft__link *link)
 
 int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index)
 {
-    if (index >= (uint32_t)conn->nlinks)
+    if (index >= (uint32_t)conn->nlinks || conn->lost_seen[index])
         return WEFT_EPROTO;
     struct weft__link *link = conn->links[index];
+    conn->lost_seen[index] = true;
     if (link->closed && conn->state == WEFT_CONN_UP)
         tell_link(conn, WEFT__MSG_LINK_GONE, (int)index);
     else

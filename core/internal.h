@@ -112,9 +112,9 @@ struct weft__lane {
     /* lane lock, but for the atomic ones */
     _Atomic(bool) waiting;      /* there is work in the queue */
     _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
-    struct weft__link *stalled;         /* links with a backlog the nic would not take */
-    struct weft__work *retry;           /* deregistrations that must wait */
-    int lost;                           /* the nic failed: its code */
+    struct weft__link *stalled; /* links with a backlog the nic would not take */
+    struct weft__work *retry;   /* deregistrations that must wait */
+    int lost;                   /* the nic failed: its code */
 };
 
 int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
@@ -410,6 +410,8 @@ int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, c
 /* Queue a message whose payload is memory of op. */
 int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
                       struct weft__op *op, const struct weft__piece *pieces, size_t npieces);
+/* A message waits that has not been handed to a link before: the counts of its header are to come. */
+bool weft__msg_waits(const struct weft__conn *conn);
 /* True when every message queued so far has reached the peer. */
 bool weft__msg_flushed(void *conn);
 void weft__msg_fill(struct weft__conn *conn);
@@ -543,13 +545,13 @@ struct weft__conn {
     struct weft__link *links[WEFT__MAX_LINKS];
     int nlinks, next_link;
     _Atomic(struct weft__lane *) home; /* of the only link of a conn that is up; else NULL */
-    uint64_t notif_scan; /* see weft__notif_pop */
+    uint64_t notif_scan;               /* see weft__notif_pop */
 
     struct weft__op *ops; /* all that are not done */
     struct weft__opq todo, recvq;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */
-    bool lost_sent[WEFT__MAX_LINKS], gone_due[WEFT__MAX_LINKS];
+    bool lost_seen[WEFT__MAX_LINKS], gone_due[WEFT__MAX_LINKS];
 
     uint64_t next_seq, expect_seq;
     uint64_t out_base;                    /* oldest message that has not ended */
@@ -561,6 +563,7 @@ struct weft__conn {
     uint64_t eager_out;                   /* eager bytes sent and not taken */
     struct weft__stream stream[WEFT__STREAMS];
     struct weft__op *adds; /* emulated ADDs that wait for their answer, through qnext */
+    uint32_t nadds;
     struct weft_conn_stats stats;
 };
 
@@ -750,9 +753,9 @@ struct weft__endpoint {
     int nboots;
     _Atomic(int) booting; /* handshakes under way, read without the lock */
     int listen_fd, boot_epoll;
-    int spare_fd;          /* see hang_up */
+    int spare_fd;                      /* see hang_up */
     uint64_t refusals, refusal_logged; /* strangers without the secret; when that was logged */
-    _Atomic(int) reapable; /* passive conns that went down */
+    _Atomic(int) reapable;             /* passive conns that went down */
     struct weft__address bound;
 
     /* endpoint lock */
@@ -773,6 +776,7 @@ struct weft__endpoint {
     struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */
     uint64_t notif_bytes, notif_limit, notif_scan;
     bool notifs_stalled; /* a large one waits for room */
+    bool notifs_dropped; /* some went with their conn, and are still in the list */
     uint64_t grace_ns, spin_ns;
     uint64_t window; /* eager bytes this side accepts per conn */
     uint32_t eager;  /* longest message sent eagerly */

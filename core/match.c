@@ -231,7 +231,8 @@ void weft__match_counts(struct weft__conn *conn, uint32_t taken[2])
 static void tell(struct weft__conn *conn)
 {
     struct weft__msg_head head = {.type = WEFT__MSG_TAKEN};
-    if (conn->owes && conn->state == WEFT_CONN_UP) {
+    /* what waits to go for the first time takes the counts along when it goes */
+    if (conn->owes && conn->state == WEFT_CONN_UP && !weft__msg_waits(conn)) {
         conn->owes = false;
         weft__msg_post(conn, &head, NULL, 0);
     }
@@ -309,20 +310,12 @@ void weft__arrival_free(struct weft__arrival *arrival)
     free(arrival);
 }
 
-static void recv_end(struct weft__op *op, uint64_t len, int status, const char *text)
-{
-    if (status)
-        weft__op_fail(op, status, text);
-    op->bytes = len;
-    weft__op_settle(op);
-}
-
 static void too_long(struct weft__op *op, uint64_t len)
 {
     char text[sizeof op->text];
     snprintf(text, sizeof text, "a message of %llu bytes came for a buffer of %llu",
              (unsigned long long)len, (unsigned long long)op->total);
-    recv_end(op, len, WEFT_ETRUNC, text);
+    weft__op_fail(op, WEFT_ETRUNC, text);
 }
 
 static void scatter(struct weft__op *op, const uint8_t *data, uint64_t len)
@@ -348,16 +341,17 @@ static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, ui
 {
     struct weft__conn *conn = op->conn;
     bool fits = len <= op->total;
+    op->pending++; /* one hold: an answer may take the conn down */
     if (fits)
         scatter(op, data, len);
     else
         weft__match_answer(conn, WEFT__STREAM_SEND, index, WEFT_ETRUNC);
     weft__match_take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
     weft__match_count(conn, len);
-    if (fits)
-        recv_end(op, len, 0, NULL);
-    else
+    if (!fits)
         too_long(op, len);
+    op->bytes = len;
+    weft__op_unpend(op);
 }
 
 /* Pair local pieces with remotes, cutting where either ends. Returns how many pairs; fills out
@@ -447,13 +441,15 @@ static void deliver_large(struct weft__op *op, struct weft__arrival *arrival)
 {
     struct weft__conn *conn = op->conn;
     conn->stream[WEFT__STREAM_SEND].waiting--;
+    op->pending++; /* until it is fetched, and while it is answered */
     if (arrival->len > op->total) {
         weft__match_answer(conn, WEFT__STREAM_SEND, arrival->index, WEFT_ETRUNC);
         too_long(op, arrival->len);
+        op->bytes = arrival->len;
         weft__arrival_free(arrival);
+        weft__op_unpend(op);
         return;
     }
-    op->pending++;
     if (weft__match_fetch(arrival, op->pieces, op->npieces, op, recv_fetched)) {
         weft__match_answer(conn, WEFT__STREAM_SEND, arrival->index, -ENOMEM);
         weft__arrival_free(arrival);

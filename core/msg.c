@@ -243,6 +243,17 @@ void weft__msg_orphan(struct weft__wr *wr)
     weft__msg_fill(conn);
 }
 
+bool weft__msg_waits(const struct weft__conn *conn)
+{
+    /* what is sent again is older, and stands before it */
+    const struct weft__msg *last = conn->outq
+                                       ? (const struct weft__msg *)((const char *)conn->outq_tail -
+                                                                    offsetof(struct weft__msg,
+                                                                             next))
+                                       : NULL;
+    return last && !last->encoded;
+}
+
 bool weft__msg_flushed(void *arg)
 {
     struct weft__conn *conn = arg;

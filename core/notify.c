@@ -83,10 +83,36 @@ static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival
     weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, -ENOMEM);
 }
 
+static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
+{
+    struct weft__arrival *arrival = *at;
+    *at = arrival->next;
+    if (!arrival->next)
+        ep->notifs_tail = at;
+    if (arrival->counted)
+        ep->notif_bytes -= cost(arrival);
+}
+
+/* Who comes again and again must not fill the queue with what goes with its conns. */
+static void notif_sweep(struct weft__endpoint *ep)
+{
+    struct weft__arrival *a, **at = &ep->notifs;
+    while (ep->notifs_dropped && (a = *at)) {
+        if (a->dropped) {
+            notif_unlink(ep, at);
+            weft__arrival_free(a);
+        } else {
+            at = &a->next;
+        }
+    }
+    ep->notifs_dropped = false;
+}
+
 void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival)
 {
     struct weft__endpoint *ep = conn->ep;
     struct weft__stream *s = &conn->stream[WEFT__STREAM_NOTIFY];
+    notif_sweep(ep);
     if (arrival->large && arrival->len > ep->notif_limit) {
         s->waiting--;
         weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, WEFT_ELIMIT);
@@ -109,16 +135,6 @@ void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival)
     weft__match_count(conn, arrival->len);
     notif_take(conn);
     weft__changed(ep);
-}
-
-static void notif_unlink(struct weft__endpoint *ep, struct weft__arrival **at)
-{
-    struct weft__arrival *arrival = *at;
-    *at = arrival->next;
-    if (!arrival->next)
-        ep->notifs_tail = at;
-    if (arrival->counted)
-        ep->notif_bytes -= cost(arrival);
 }
 
 /* The queue has room again. */
@@ -161,15 +177,18 @@ struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
     return NULL;
 }
 
-/* What is complete can still be read; fetches that are under way end with their op. */
+/* What was taken can still be read; fetches that are under way end with their op. The rest goes: its
+ * sender was never told that it is here. */
 void weft__notif_down(struct weft__conn *conn)
 {
     for (struct weft__arrival *a = conn->ep->notifs; a; a = a->next) {
         if (a->conn != conn)
             continue;
-        a->untaken = false;
-        if (!a->ready && !a->fetching)
+        if (!a->fetching && (a->untaken || !a->ready)) {
             a->dropped = true;
+            conn->ep->notifs_dropped = true;
+        }
+        a->untaken = false;
         if (!a->fetching)
             a->conn = NULL;
     }

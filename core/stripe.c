@@ -154,6 +154,7 @@ static int add_by_message(struct weft__op *op)
     op->pending++;
     op->qnext = op->conn->adds;
     op->conn->adds = op;
+    op->conn->nadds++;
     return weft__msg_post(op->conn, &head, body, sizeof body);
 }
 
@@ -184,8 +185,9 @@ void weft__stripe_fill(struct weft__conn *conn)
             return;
         if (link && op->kind == WEFT__OP_ADD &&
             !(link->lane->nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64))) {
-            if (add_by_message(op))
-                return; /* the conn is down, and the op with it */
+            /* the peer keeps answers for so many; added_arrived goes on */
+            if (conn->nadds >= WEFT__WINDOW || add_by_message(op))
+                return; /* or the conn is down, and the op with it */
             continue;
         }
         if (link) {
@@ -358,12 +360,14 @@ int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len
         if (op->handle != id)
             continue;
         *at = op->qnext;
+        conn->nadds--;
         if (status)
             weft__op_fail(op, status, weft_strerror(status));
         else if (op->result)
             *op->result = old;
         op->bytes = status ? 0 : 8;
         weft__op_unpend(op);
+        weft__stripe_fill(conn);
         return 0;
     }
     return WEFT_EPROTO;
