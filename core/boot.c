@@ -20,8 +20,11 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#define MAGIC 0x54464557u /* "WEFT" */
-#define STRANGERS 64      /* handshakes under way beyond the backlog */
+#define MAGIC 0x54464557u    /* "WEFT" */
+#define STRANGERS 64         /* handshakes under way beyond the backlog */
+#define EVICTABLE 1024       /* of the newest are looked at when there is no room for one more */
+#define YOUNG_NS 1000000000u /* who is in earnest has spoken, and is mostly through, by then */
+#define ACCEPTS 16
 #define JOIN_STEP_NS 1000000u
 #define LISTEN_BACKLOG 1024
 #define UNREAD 65536 /* bytes of a peer that are thrown away when it is hung up on */
@@ -83,6 +86,7 @@ void weft__boot_end(struct weft__boot *boot, bool keep)
 {
     if (keep) {
         atomic_fetch_sub(&boot->ep->booting, 1);
+        boot->ep->nguests -= !boot->active;
         boot->kept = true;
         boot->deadline = UINT64_MAX;
     } else {
@@ -358,37 +362,71 @@ static void hang_up(struct weft__endpoint *ep)
     ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* Room for one more handshake; if there is none, that of the oldest stranger. */
-static bool has_room(struct weft__endpoint *ep)
+/* How much a stranger has said. One that came only now is not called silent. */
+static uint8_t known(const struct weft__boot *boot, uint64_t now)
 {
-    if (ep->nboots < ep->backlog + STRANGERS)
-        return true;
-    struct weft__boot *oldest = NULL; /* the list begins with the newest */
-    for (struct weft__boot *boot = ep->boots; boot; boot = boot->next)
-        if (boot->fd >= 0 && !boot->active && !boot->conn)
-            oldest = boot;
-    if (oldest)
-        close_fd(oldest); /* swept later: an event of this round may name it */
-    return oldest != NULL;
+    bool spoke = boot->rx_len || boot->auth.state > WEFT__AUTH_CHALLENGE;
+    return boot->conn ? 2 : spoke || now - boot->since < YOUNG_NS;
 }
 
-static int accept_all(struct weft__endpoint *ep)
+/* One whose handshake may be ended to make room. Who has said hello has some time to go on. */
+static bool may_go(const struct weft__boot *boot, uint64_t now)
 {
+    return boot->fd >= 0 && !boot->active && !boot->kept &&
+           (!boot->conn || now - boot->since > YOUNG_NS);
+}
+
+/* Room for one more handshake, if need be that of another stranger. */
+static bool has_room(struct weft__endpoint *ep)
+{
+    struct weft__boot *boots[EVICTABLE];
+    struct weft_stranger list[EVICTABLE];
+    uint64_t now = weft_now();
     int n = 0;
-    for (;; n++) {
-        int fd = accept4(ep->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (ep->nguests < ep->backlog + STRANGERS)
+        return true;
+    for (struct weft__boot *boot = ep->boots; boot && n < EVICTABLE; boot = boot->next) {
+        if (!may_go(boot, now))
+            continue;
+        boots[n] = boot;
+        list[n++] = (struct weft_stranger){boot->since, boot->place, known(boot, now)};
+    }
+    if (n) /* swept later: an event of this round may name it */
+        weft__boot_fail(boots[weft_stranger_choose(list, n)], WEFT_EPEER,
+                        "made room for another one");
+    return n > 0;
+}
+
+static void greet(struct weft__endpoint *ep, int fd, const struct sockaddr_storage *from)
+{
+    uint64_t limit = (uint64_t)weft_config_int("WEFT_CONNECT_TIMEOUT") * 1000000u;
+    uint64_t now = weft_now();
+    struct weft__boot *boot = has_room(ep) ? boot_new(ep, fd, now + limit) : NULL;
+    if (!boot) {
+        close(fd);
+        return;
+    }
+    boot->since = now;
+    boot->place = weft_stranger_from(from);
+    ep->nguests++;
+    watch(boot, EPOLL_CTL_ADD);
+}
+
+/* In one look no more come in than that: those who are there have their turns in between. */
+static void accept_some(struct weft__endpoint *ep)
+{
+    for (int n = 0; n < ACCEPTS; n++) {
+        struct sockaddr_storage from = {0};
+        socklen_t len = sizeof from;
+        int fd = accept4(ep->listen_fd, (struct sockaddr *)&from, &len,
+                         SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE) && ep->spare_fd >= 0) {
             hang_up(ep);
-            return n + 1;
+            return;
         }
         if (fd < 0)
-            return n;
-        uint64_t limit = (uint64_t)weft_config_int("WEFT_CONNECT_TIMEOUT") * 1000000u;
-        struct weft__boot *boot = has_room(ep) ? boot_new(ep, fd, weft_now() + limit) : NULL;
-        if (boot)
-            watch(boot, EPOLL_CTL_ADD);
-        else
-            close(fd);
+            return;
+        greet(ep, fd, &from);
     }
 }
 
@@ -439,6 +477,7 @@ static void sweep(struct weft__endpoint *ep)
         ep->nboots--;
         if (!boot->kept)
             atomic_fetch_sub(&ep->booting, 1);
+        ep->nguests -= !boot->kept && !boot->active;
         free(boot->rx);
         free(boot->tx);
         explicit_bzero(&boot->auth, sizeof boot->auth);
@@ -497,7 +536,7 @@ int weft__boot_progress(struct weft__endpoint *ep)
         if (events[i].data.ptr)
             event(events[i].data.ptr, events[i].events);
         else
-            accept_all(ep);
+            accept_some(ep);
     }
     if (ep->boots) {
         uint64_t now = weft_now();

@@ -674,6 +674,8 @@ struct weft__boot {
     int fd;                  /* -1: dead, to be swept */
     bool active, connecting, want_write;
     bool kept;                     /* the handshake is over; EOF means that the peer died */
+    uint8_t place;                 /* passive: weft_stranger_from */
+    uint64_t since;                /* passive: when it came */
     int state;                     /* handshake.c */
     uint64_t deadline, try_until;  /* of all, and of the address being tried */
     struct weft__address addrs[8]; /* active: where to try */
@@ -751,6 +753,7 @@ struct weft__endpoint {
     pthread_mutex_t boot_lock;
     struct weft__boot *boots;
     int nboots;
+    int nguests;          /* handshakes that peers began and that are not over */
     _Atomic(int) booting; /* handshakes under way, read without the lock */
     int listen_fd, boot_epoll;
     int spare_fd;                      /* see hang_up */

@@ -38,7 +38,7 @@
 /* Messages that one poll hands out at most; they are copied out of the ring, which the peer can
  * still write to. */
 #define LOCAL_ARENA (4 * LOCAL_MAX_SEND)
-/* Connections that have not said which link they are for; the oldest gives way. */
+/* Connections that have not said which link they are for; beyond, one gives way (seat). */
 #define LOCAL_GUESTS 32
 
 /* --- objects ------------------------------------------------------------------------------- */
@@ -57,6 +57,7 @@ struct local_source {
 struct local_guest {
     struct local_source source;
     uint64_t number; /* of arrival */
+    uint8_t place;   /* of its user: weft_stranger_place */
 };
 
 struct local_id {

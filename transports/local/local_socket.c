@@ -203,17 +203,28 @@ int local_hand_over(struct local_nic *nic, struct local_source *from, struct loc
     return 0;
 }
 
-/* A free guest, or the oldest, which is thrown out. */
+/* A free guest, or one that is thrown out: of the user who has sent most. */
 static struct local_guest *seat(struct local_nic *nic)
 {
-    struct local_guest *best = &nic->guests[0];
-    for (int i = 0; i < LOCAL_GUESTS && best->source.fd >= 0; i++) {
+    struct weft_stranger list[LOCAL_GUESTS];
+    for (int i = 0; i < LOCAL_GUESTS; i++) {
         struct local_guest *guest = &nic->guests[i];
-        if (guest->source.fd < 0 || guest->number < best->number)
-            best = guest;
+        if (guest->source.fd < 0)
+            return guest;
+        list[i] = (struct weft_stranger){.since = guest->number, .place = guest->place};
     }
-    local_unwatch(nic, &best->source);
-    return best;
+    struct local_guest *guest = &nic->guests[weft_stranger_choose(list, LOCAL_GUESTS)];
+    local_unwatch(nic, &guest->source);
+    return guest;
+}
+
+static uint8_t user_of(int fd)
+{
+    struct ucred cred;
+    socklen_t len = sizeof cred;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len)
+               ? 0
+               : weft_stranger_place(&cred.uid, sizeof cred.uid);
 }
 
 static void accept_guest(struct local_nic *nic)
@@ -224,6 +235,7 @@ static void accept_guest(struct local_nic *nic)
     struct local_guest *guest = seat(nic);
     guest->source.fd = fd;
     guest->number = nic->guest_number++;
+    guest->place = user_of(fd);
     if (local_watch(nic, &guest->source))
         local_unwatch(nic, &guest->source);
 }

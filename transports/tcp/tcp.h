@@ -49,9 +49,11 @@
 #define TCP_SPLICES 32 /* payloads of one socket that wait to be sent */
 #define TCP_IOV 96     /* pieces given to one sendmsg */
 
-#define TCP_HALF_OPEN 64              /* accepted sockets that have not said hello */
-#define TCP_HELLO_TIMEOUT 5000000000u /* ns that one may take for it */
-#define TCP_HOT 4                     /* sockets that poll reads without being told to */
+#define TCP_HALF_OPEN 64           /* accepted sockets that have not said hello */
+#define TCP_HALF_YOUNG 1000000000u /* ns before one that says nothing is called silent */
+#define TCP_HELLO_TIMEOUT                                                                         \
+    5000000000u   /* ns that one may take for it, if WEFT_TCP_TIMEOUT is longer */
+#define TCP_HOT 4 /* sockets that poll reads without being told to */
 
 struct tcp_nic;
 struct tcp_link;
@@ -202,6 +204,7 @@ struct tcp_half {
     enum tcp_source source;
     int fd; /* -1: free */
     uint64_t since;
+    uint8_t place; /* weft_stranger_from */
     uint32_t len;
     uint8_t hello[TCP_HELLO_SIZE];
 };

@@ -128,26 +128,29 @@ void tcp_unlisten(struct tcp_nic *nic)
 
 /* --- accepted sockets that have not said hello ------------------------------------------------- */
 
-/* A free place; if there is none, that of the oldest. */
+/* A free place; if there is none, that of another stranger. */
 static struct tcp_half *half_place(struct tcp_nic *nic)
 {
-    struct tcp_half *oldest = &nic->half[0];
+    struct weft_stranger list[TCP_HALF_OPEN];
+    uint64_t now = weft_now();
     for (int i = 0; i < TCP_HALF_OPEN; i++) {
         struct tcp_half *half = &nic->half[i];
         if (half->fd < 0)
             return half;
-        if (half->since < oldest->since)
-            oldest = half;
+        bool silent = half->len == 0 && now - half->since > TCP_HALF_YOUNG;
+        list[i] = (struct weft_stranger){half->since, half->place, !silent};
     }
-    half_drop(nic, oldest);
-    return oldest;
+    struct tcp_half *half = &nic->half[weft_stranger_choose(list, TCP_HALF_OPEN)];
+    half_drop(nic, half);
+    return half;
 }
 
 void tcp_half_expire(struct tcp_nic *nic)
 {
-    uint64_t now = nic->nhalf ? weft_now() : 0;
+    uint64_t now = nic->nhalf ? weft_now() : 0, limit = (uint64_t)nic->timeout * 1000000;
+    limit = limit < TCP_HELLO_TIMEOUT ? limit : TCP_HELLO_TIMEOUT;
     for (int i = 0; nic->nhalf && i < TCP_HALF_OPEN; i++)
-        if (nic->half[i].fd >= 0 && now - nic->half[i].since > TCP_HELLO_TIMEOUT)
+        if (nic->half[i].fd >= 0 && now - nic->half[i].since > limit)
             half_drop(nic, &nic->half[i]);
 }
 
@@ -168,14 +171,18 @@ void tcp_accept(struct tcp_nic *nic)
 {
     tcp_half_expire(nic);
     for (int i = 0; i < ACCEPTS; i++) {
-        int fd = accept4(nic->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        struct sockaddr_storage from = {0};
+        socklen_t len = sizeof(from);
+        int fd = accept4(nic->listen_fd, (struct sockaddr *)&from, &len,
+                         SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0 && (errno == EMFILE || errno == ENFILE))
             refuse_one(nic);
         if (fd < 0)
             return;
         set_options(nic, fd);
         struct tcp_half *half = half_place(nic);
-        *half = (struct tcp_half){.source = TCP_HALF, .fd = fd, .since = weft_now()};
+        *half = (struct tcp_half){
+            .source = TCP_HALF, .fd = fd, .since = weft_now(), .place = weft_stranger_from(&from)};
         nic->nhalf++;
         if (tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, half) < 0)
             half_drop(nic, half);

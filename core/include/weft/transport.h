@@ -320,6 +320,21 @@ WEFT_API int weft_mac(const uint8_t key[WEFT_MAC], const void *data, size_t len,
 WEFT_API int weft_mac_check(const uint8_t key[WEFT_MAC], const void *data, size_t len,
                             const uint8_t mac[WEFT_MAC]);
 
+/*
+ * Callers that have not said who they are, where only so many may wait: who makes room for one more.
+ * One of those from the place from which most wait; of these one that has said the least, and then the
+ * one that came first. So a crowd pushes out its own, and who speaks outlives who is silent.
+ */
+struct weft_stranger {
+    uint64_t since; /* when it came: a time, or a number that grows */
+    uint8_t place;  /* where from: weft_stranger_from, or weft_stranger_place of any name */
+    uint8_t known;  /* how much it has said: 0 nothing, and there was time for it */
+};
+WEFT_API uint8_t weft_stranger_from(const struct sockaddr_storage *addr);
+WEFT_API uint8_t weft_stranger_place(const void *name, size_t len);
+/* Index in the list, -1 if it is empty. */
+WEFT_API int weft_stranger_choose(const struct weft_stranger *list, int n);
+
 /* Can a nic with these attributes ever accept this cmd? 0; WEFT_EUNSUPPORTED: not this operation;
  * -EINVAL: a length or a number of pieces is wrong. Looks at no payload. */
 WEFT_API int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd);
