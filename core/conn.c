@@ -317,20 +317,20 @@ int weft_conn_wait(weft_conn_t handle, int timeout_ms)
 }
 
 /* Let what the peer is waiting for reach it: messages, and the counts of taken ones. */
-static void linger(struct weft__endpoint *ep, struct weft__conn *conn)
+static void linger(struct weft__endpoint *ep, struct weft__conn *conn, uint64_t until)
 {
     pthread_mutex_lock(&ep->lock);
     weft__match_tell_all(ep);
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
-    weft__wait(ep, weft__msg_flushed, conn, weft_now() + ep->grace_ns);
+    weft__wait(ep, weft__msg_flushed, conn, until);
 }
 
-void weft__conn_close(struct weft__conn *conn, bool politely)
+void weft__conn_close(struct weft__conn *conn, uint64_t linger_until)
 {
     struct weft__endpoint *ep = conn->ep;
-    if (politely)
-        linger(ep, conn);
+    if (linger_until)
+        linger(ep, conn, linger_until);
     pthread_mutex_lock(&ep->lock);
     weft__conn_down(conn, WEFT_ECLOSED, "closed on this side");
     pthread_mutex_unlock(&ep->lock);
@@ -350,7 +350,7 @@ int weft_conn_close(weft_conn_t handle)
             weft__handle_put(ep->handle);
         return weft_fail(WEFT_EHANDLE, "conn is being closed by another thread");
     }
-    weft__conn_close(conn, true);
+    weft__conn_close(conn, weft_now() + ep->grace_ns);
     weft__handle_drain(handle, 1);
     weft_endpoint_t ep_handle = ep->handle;
     weft__conn_free(conn);

@@ -177,7 +177,7 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
 /* --- close --------------------------------------------------------------------------------------- */
 
 /* Close whichever conn is first, with its handle. False if there is none. */
-static bool close_one_conn(struct weft__endpoint *ep)
+static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until)
 {
     pthread_mutex_lock(&ep->lock);
     struct weft__conn *conn = ep->conns;
@@ -187,7 +187,7 @@ static bool close_one_conn(struct weft__endpoint *ep)
     bool any = ep->conns != NULL;
     pthread_mutex_unlock(&ep->lock);
     if (conn) {
-        weft__conn_close(conn, true);
+        weft__conn_close(conn, linger_until);
         weft__handle_drain(conn->handle, 0);
         weft__conn_free(conn);
     } else if (any) {
@@ -238,11 +238,15 @@ int weft_endpoint_close(weft_endpoint_t handle)
     weft__changed(ep);
     pthread_mutex_unlock(&ep->lock);
     /* the reaper must not touch conns that are closed here, nor strangers add new ones */
-    while (close_one_conn(ep))
+    uint64_t linger_until = weft_now() + ep->grace_ns; /* for all of them */
+    while (close_one_conn(ep, linger_until))
         ;
     weft__threads_stop(ep);
     weft__handle_drain(handle, 1);
     weft__boot_close(ep);
+    /* registrations that a peer would not let go of end with its links */
+    for (int i = 0; i < ep->nlanes; i++)
+        weft__lane_progress(ep->lanes[i]);
     close_mems(ep);
     free_notifs(ep);
     endpoint_free(ep);

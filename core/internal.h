@@ -579,9 +579,9 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...) 
 void weft__conn_up(struct weft__conn *conn);
 /* A link has room again, which a cmd of either kind may have taken: for what waits of both. */
 void weft__conn_fill(struct weft__conn *conn);
-/* Take a conn down and wait until nothing but its handle is left. No lock held. politely: first
- * let the peer have what it waits for. */
-void weft__conn_close(struct weft__conn *conn, bool politely);
+/* Take a conn down and wait until nothing but its handle is left. No lock held. Before, and not longer
+ * than until linger_until (0: not at all), the peer gets what it waits for. */
+void weft__conn_close(struct weft__conn *conn, uint64_t linger_until);
 void weft__link_shut(struct weft__link *link, int status);
 /* The transport reports, or has been made to. Endpoint lock held. */
 void weft__link_lost(struct weft__link *link, int status);
