@@ -116,7 +116,9 @@ static void *testify(void *arg)
         CHECK(rc == (int64_t)len, "the witness reads: %s", weft_last_error());
         CHECK(test_differs(back, len, i, 0) < 0, "the witness reads wrong bytes");
         atomic_fetch_add(&w->rounds, 1);
-        test_sleep_ms(1);
+        do
+            test_sleep_ms(1);
+        while (atomic_load(&w->pause) && !atomic_load(&w->stop));
     }
     free(from);
     free(back);

@@ -56,7 +56,7 @@ struct witness {
     struct party party;
     weft_conn_t conn;
     pthread_t thread;
-    _Atomic(bool) stop;
+    _Atomic(bool) stop, pause;
     _Atomic(uint64_t) rounds;
 };
 void witness_start(struct witness *w, weft_endpoint_t endpoint);

@@ -94,6 +94,7 @@ static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
     nic->listener = (struct local_source){LOCAL_LISTENER, -1};
     for (int i = 0; i < LOCAL_GUESTS; i++)
         nic->guests[i].source = (struct local_source){LOCAL_GUEST, -1};
+    nic->spare_fd = -1;
     nic->arena = malloc(LOCAL_ARENA);
     nic->epoll = epoll_create1(EPOLL_CLOEXEC);
     int rc = 0;
@@ -116,6 +117,8 @@ static void local_close(struct weft_nic *base)
     for (int i = 0; i < LOCAL_GUESTS; i++)
         local_unwatch(nic, &nic->guests[i].source);
     local_unwatch(nic, &nic->listener);
+    if (nic->spare_fd >= 0)
+        close(nic->spare_fd);
     if (nic->epoll >= 0)
         close(nic->epoll);
     local_mem_free_all(nic);

@@ -6,6 +6,7 @@
 #include "local.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,6 +48,7 @@ int local_listen(struct local_nic *nic)
     socklen_t len = make_name(&nic->socket_id, &name);
     if (bind(fd, (struct sockaddr *)&name, len) || listen(fd, BACKLOG))
         return weft_fail(-errno, "local: cannot listen: %m");
+    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return local_watch(nic, &nic->listener);
 }
 
@@ -227,9 +229,24 @@ static uint8_t user_of(int fd)
                : weft_stranger_place(&cred.uid, sizeof cred.uid);
 }
 
+/* Out of descriptors: hang up on one caller with the spare, so that the listener does not stay
+ * readable for ever, and the caller learns at once. */
+static void refuse_one(struct local_nic *nic)
+{
+    if (nic->spare_fd >= 0)
+        close(nic->spare_fd);
+    int fd = accept4(nic->listener.fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    weft_log(WEFT_LOG_WARN, "local", "listener: a caller was refused: out of descriptors");
+}
+
 static void accept_guest(struct local_nic *nic)
 {
     int fd = accept4(nic->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+        refuse_one(nic);
     if (fd < 0)
         return;
     struct local_guest *guest = seat(nic);
