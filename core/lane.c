@@ -472,7 +472,9 @@ void weft__lane_rearm(struct weft__lane *lane)
 {
     if (!atomic_load(&lane->sleeping) || pthread_mutex_trylock(&lane->lock))
         return;
-    int rc = lane->lost ? 0 : lane->nic->transport->ops->wait_fd(lane->nic);
+    int rc = lane->stalled ? WEFT_EAGAIN : 0;
+    if (!lane->stalled && !lane->lost)
+        rc = lane->nic->transport->ops->wait_fd(lane->nic);
     pthread_mutex_unlock(&lane->lock);
     if (rc == WEFT_EAGAIN)
         weft__wake(lane->endpoint);
@@ -495,7 +497,8 @@ int weft__lane_arm(struct weft__lane *lane)
     /* before the look at the queue: pairs with kick, which pushes before it looks at sleeping */
     atomic_fetch_add(&lane->sleeping, 1);
     if (pthread_mutex_trylock(&lane->lock) == 0) {
-        if (!atomic_load(&lane->waiting) && !lane->retry && !lane->lost)
+        /* what is stalled goes after a poll, and no descriptor tells of it */
+        if (!atomic_load(&lane->waiting) && !lane->stalled && !lane->retry && !lane->lost)
             rc = lane->nic->transport->ops->wait_fd(lane->nic);
         else if (lane->lost)
             rc = -1;
