@@ -115,8 +115,10 @@ static void rearm(struct weft__endpoint *ep)
 
 static int drive_as_caller(struct weft__endpoint *ep)
 {
-    if (ep->nthreads > 1)
+    if (ep->nthreads > 1) {
+        weft__kick_all(ep); /* what was posted with the promise of more, which did not come */
         return 0;
+    }
     /* not exact between two callers, and need not be: see step_aside */
     uint64_t driven = atomic_load_explicit(&ep->driven, memory_order_relaxed);
     atomic_store_explicit(&ep->driven, driven + 1, memory_order_relaxed);
