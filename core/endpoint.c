@@ -48,6 +48,8 @@ static void endpoint_free(struct weft__endpoint *ep)
     }
     if (ep->wake_fd >= 0)
         close(ep->wake_fd);
+    for (int i = 1; i <= ep->nwakes; i++)
+        close(ep->thread_wakes[i]);
     pthread_mutex_destroy(&ep->lock);
     pthread_mutex_destroy(&ep->boot_lock);
     pthread_cond_destroy(&ep->changed);

@@ -768,7 +768,9 @@ struct weft__endpoint {
     bool leader;           /* a caller sleeps, or is about to, on the descriptors */
     _Atomic(bool) closing; /* written under the lock, read anywhere */
     bool passive;
-    int wake_fd; /* eventfd */
+    int wake_fd;          /* eventfd: wakes the leader, or thread 0 */
+    int thread_wakes[64]; /* of thread 1 and up, nwakes of them: each sleeper takes its own */
+    int nwakes;
     struct weft__conn *conns, *accepts, **accepts_tail;
     _Atomic(struct weft__conn *) tells; /* conns that owe their peer a count of taken messages */
     int nconns, naccepts, backlog;

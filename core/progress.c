@@ -37,12 +37,19 @@ static void relax(void)
 #endif
 }
 
-void weft__wake(struct weft__endpoint *ep)
+static void wake(int fd)
 {
     uint64_t one = 1;
-    if (write(ep->wake_fd, &one, sizeof one) < 0) {
+    if (write(fd, &one, sizeof one) < 0) {
         /* EAGAIN: the counter is full, so the descriptor is readable already */
     }
+}
+
+void weft__wake(struct weft__endpoint *ep)
+{
+    wake(ep->wake_fd);
+    for (int i = 1; i < ep->nthreads; i++)
+        wake(ep->thread_wakes[i]);
 }
 
 void weft__changed(struct weft__endpoint *ep)
@@ -141,6 +148,12 @@ static void disarm(struct weft__endpoint *ep, int first, int step, int upto)
         weft__lane_disarm(ep->lanes[i]);
 }
 
+/* Of a thread, by its first lane; the leader's is that of thread 0. */
+static int wake_fd_of(const struct weft__endpoint *ep, int first)
+{
+    return first ? ep->thread_wakes[first] : ep->wake_fd;
+}
+
 /* Sleep on the descriptors of some lanes, the listener's and the wake-up's. `deadline` bounds it. */
 static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t deadline)
 {
@@ -159,7 +172,7 @@ static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
         else
             fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
-    fds[n++] = (struct pollfd){.fd = ep->wake_fd, .events = POLLIN};
+    fds[n++] = (struct pollfd){.fd = wake_fd_of(ep, first), .events = POLLIN};
     if (first == 0)
         fds[n++] = (struct pollfd){.fd = ep->boot_epoll, .events = POLLIN};
     uint64_t now = weft_now(), boot = weft__boot_deadline(ep);
@@ -175,10 +188,10 @@ static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
         drive_boot(ep);
 }
 
-static void drain_wake(struct weft__endpoint *ep)
+static void drain_wake(struct weft__endpoint *ep, int first)
 {
     uint64_t count;
-    if (read(ep->wake_fd, &count, sizeof count) < 0) {
+    if (read(wake_fd_of(ep, first), &count, sizeof count) < 0) {
         /* EAGAIN: someone else took it */
     }
 }
@@ -211,7 +224,7 @@ static bool sleep_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *
         ep->leader = true;
         pthread_mutex_unlock(&ep->lock);
         sleep_on(ep, 0, 1, deadline);
-        drain_wake(ep);
+        drain_wake(ep, 0);
         pthread_mutex_lock(&ep->lock);
         ep->leader = false;
         if (ep->waiters) /* one of them may have to lead now */
@@ -313,17 +326,31 @@ static void *thread_main(void *arg)
             continue;
         }
         sleep_on(ep, first, step, UINT64_MAX);
-        if (first == 0)
-            drain_wake(ep);
+        drain_wake(ep, first);
         idle_since = 0;
     }
     return NULL;
+}
+
+/* One for each: of two that sleep on one descriptor, the first to wake would take it all. */
+static int open_wakes(struct weft__endpoint *ep, int n)
+{
+    for (int i = 1; i < n; i++) {
+        ep->thread_wakes[i] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+        if (ep->thread_wakes[i] < 0)
+            return weft_fail(-errno, "cannot make an eventfd: %m");
+        ep->nwakes = i;
+    }
+    return 0;
 }
 
 int weft__threads_start(struct weft__endpoint *ep, int n)
 {
     if (n > ep->nlanes)
         n = ep->nlanes > 0 ? ep->nlanes : 1;
+    int opened = open_wakes(ep, n);
+    if (opened)
+        return opened;
     ep->nthreads = n;
     for (int i = 0; i < n; i++) {
         struct thread_arg *arg = malloc(sizeof *arg);
