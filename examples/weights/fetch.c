@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Missing pieces are fetched, several at a time, straight into the mapped destination files.
+ * Missing pieces are fetched, several at a time, into buffers, and written to their files.
  *
  * A slot carries one piece from asking to its place. Each turn of the loop asks for as many
  * pieces as there are free slots, lets Weft work, starts a read for each window that the server
- * has opened, and puts away what was read. When the server is lost, pieces that were under way
- * are TODO again and the loop goes on with a new conn.
+ * has opened, and puts away what was read. Writing whole pieces costs a copy from the cache and
+ * saves what a mapped new file takes: a page fault and a page of zeros for every page.
+ * When the server is lost, pieces that were under way are TODO again and the loop goes on with a
+ * new conn.
  */
 #include "weights.h"
 
@@ -125,26 +127,10 @@ static int next_piece(struct fetch *f, uint32_t *file, uint32_t *piece)
     return 0;
 }
 
-/* Room on the disk for a piece, and its place in memory. */
-static int map_piece(const struct target *t, struct slot *s)
-{
-    off_t offset = (off_t)(s->piece * PIECE);
-    s->len = (size_t)piece_len(t->entry, s->piece);
-    int rc = posix_fallocate(t->fd, offset, (off_t)s->len);
-    if (rc)
-        return -rc;
-    s->map = mmap(NULL, s->len, PROT_READ | PROT_WRITE, MAP_SHARED, t->fd, offset);
-    return s->map == MAP_FAILED ? -errno : 0;
-}
-
 static int ask(struct fetch *f, struct slot *s)
 {
     struct target *t = &f->targets[s->file];
-    int rc = map_piece(t, s);
-    if (rc) {
-        fail_file(f, s->file, strerror(-rc));
-        return 0;
-    }
+    s->len = (size_t)piece_len(t->entry, s->piece);
     s->id = f->next_id++;
     s->state = SLOT_ASKED;
     t->pieces[s->piece] = PIECE_BUSY;
@@ -180,14 +166,30 @@ static int ask_all(struct fetch *f)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
-/* A slot's piece is in place, or has to be asked for again. */
+static int write_piece(const struct target *t, const struct slot *s)
+{
+    for (size_t done = 0; done < s->len;) {
+        off_t offset = (off_t)(s->piece * PIECE + done);
+        ssize_t n = pwrite(t->fd, s->buffer + done, s->len - done, offset);
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        done += n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+/* A slot's piece is to be written to its place, or has to be asked for again. */
 static void put_away(struct fetch *f, struct slot *s, int here)
 {
     struct target *t = &f->targets[s->file];
-    munmap(s->map, s->len);
     s->state = SLOT_FREE;
     if (!t->open)
         return;
+    int rc = here ? write_piece(t, s) : 0;
+    if (rc) {
+        fail_file(f, s->file, strerror(-rc));
+        return;
+    }
     t->pieces[s->piece] = here ? PIECE_HERE : PIECE_TODO;
     if (!here) {
         t->scan = s->piece < t->scan ? s->piece : t->scan;
@@ -208,7 +210,7 @@ static int start_read(struct fetch *f, struct slot *s, const struct message *m)
 {
     uint8_t done[MESSAGE_BYTES];
     message_encode(&(struct message){.type = MSG_CLOSE, .id = s->id}, done);
-    struct weft_local local = {.addr = s->map, .len = s->len};
+    struct weft_local local = {.addr = s->buffer, .len = s->len, .mem = f->buffers_mem};
     int rc = weft_post(f->session->conn,
                        WEFT_OPTS(weft_xfer, .op = WEFT_XFER_READ, .local = &local, .nlocal = 1,
                                  .remote = &m->remote, .nremote = 1, .notify = done,
@@ -359,7 +361,28 @@ static int settled(struct fetch *f)
     return yes;
 }
 
-int fetch_run(struct fetch *f)
+static int open_buffers(struct fetch *f)
+{
+    size_t len = (size_t)f->depth * PIECE;
+    void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED)
+        return -errno;
+    f->buffers = at;
+    for (int i = 0; i < f->depth; i++)
+        f->slots[i].buffer = f->buffers + (size_t)i * PIECE;
+    int rc = weft_mem_reg(f->session->endpoint, at, len, NULL, &f->buffers_mem);
+    return rc < 0 ? say_weft(rc, "cannot register buffers") : 0;
+}
+
+static void close_buffers(struct fetch *f)
+{
+    if (f->buffers_mem)
+        weft_mem_dereg(f->buffers_mem);
+    if (f->buffers)
+        munmap(f->buffers, (size_t)f->depth * PIECE);
+}
+
+static int run(struct fetch *f)
 {
     f->started = f->heard_at = f->moved_at = seconds();
     int rc = 0;
@@ -379,4 +402,13 @@ int fetch_run(struct fetch *f)
     show_progress(0, 0, 0);
     drop_server(f);
     return rc < 0 ? rc : 0;
+}
+
+int fetch_run(struct fetch *f)
+{
+    int rc = open_buffers(f);
+    if (!rc)
+        rc = run(f);
+    close_buffers(f);
+    return rc;
 }

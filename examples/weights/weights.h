@@ -4,7 +4,7 @@
  *
  * The server describes its files in one manifest, which the client reads whole, once a session.
  * Files are cut into pieces of PIECE bytes. For each piece the client asks the server to map it
- * (OPEN), gets a 64-byte remote (WINDOW), reads it straight into the mapped destination file, and
+ * (OPEN), gets a 64-byte remote (WINDOW), reads it into a buffer and writes that to the file, and
  * the read itself carries the notification (CLOSE) that gives the window back.
  */
 #ifndef WEIGHTS_H
@@ -246,7 +246,7 @@ void session_close(struct session *s);
 struct slot {
     enum { SLOT_FREE, SLOT_ASKED, SLOT_READING } state;
     uint32_t id, file, piece;
-    void *map; /* of the piece in the destination file */
+    uint8_t *buffer; /* where the piece arrives before it is written to its file */
     size_t len;
     weft_op_t op;
 };
@@ -258,6 +258,8 @@ struct fetch {
     struct target *targets;
     struct slot slots[MOST_DEPTH];
     int depth;
+    uint8_t *buffers; /* of the slots, registered once: memory does not grow with the files */
+    weft_mem_t buffers_mem;
     uint32_t cursor; /* no file before it has a piece to ask for */
     uint32_t next_id;
     uint64_t missing;         /* pieces of open or new files that are not in place */

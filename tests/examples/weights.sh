@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # One case of examples/weights over one transport: weights.sh CASE TRANSPORT WEIGHTS PROGRAMS
 #   tree     a tree of odd files arrives whole; pulling again moves nothing
+#   memory   neither side takes more memory for a file that is larger by far
 #   server   the server is killed in the middle and comes back: the same pull completes
 #   client   the client is killed in the middle: the next pull moves only what is missing
 #   corrupt  a byte of an unfinished, and one of a finished file changes: both are fetched again
@@ -228,6 +229,38 @@ garbage:not a weights server
 window:without getting anything: giving up
 END
     true
+}
+
+# Most resident memory, in KiB, that a process has had; the last value while it lived.
+most_memory() { # pid
+    sed -n 's/^VmHWM:[^0-9]*\([0-9]*\).*/\1/p' "/proc/$1/status" 2>/dev/null
+}
+
+# Serve and pull one sparse file; sets memory to what the larger of the two processes took.
+memory_for() { # MiB
+    local seen theirs
+    rm -rf "$src" "$dst"
+    mkdir -p "$src"
+    truncate -s "$1M" "$src/sparse" || fail "cannot make a sparse file"
+    serve 127.0.0.1:0
+    start_pull --depth 2
+    while seen=$(most_memory "$client") && [ -n "$seen" ]; do
+        memory=$seen
+        sleep 0.02
+    done
+    wait "$client" || fail "pull: status $?"
+    same
+    theirs=$(most_memory "$server")
+    [ "$theirs" -gt "$memory" ] && memory=$theirs
+    stop_server TERM
+}
+
+case_memory() {
+    local small
+    memory_for 16
+    small=$memory
+    memory_for 192
+    [ "$memory" -lt $((small + 48 * 1024)) ] || fail "$memory KiB for 192 MiB, $small for 16 MiB"
 }
 
 case_busy() {
