@@ -19,6 +19,7 @@ def inside(host, command):
 
 def make_shaped(shape):
     """Two namespaces and a wire, each end of which sends as tc's words say."""
+    remove()  # of a run that was killed
     for host in (H0, H1):
         subprocess.run(["ip", "netns", "add", host], check=True)
     subprocess.run(["ip", "link", "add", "w0", "netns", H0, "type", "veth", "peer", "name", "w1",

@@ -99,7 +99,7 @@ def measure(rows, rounds, samples):
 def row_lines(row, got):
     for who in row.programs:
         if who not in got:
-            yield f"| {row.name} | {who} | failed | | | |"
+            yield f"| {row.name} | {who} | no sample | | | |"
             continue
         values = [s[0] for s in got[who]]
         cpus = [s[1] for s in got[who] if s[1] is not None]
