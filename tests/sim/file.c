@@ -17,6 +17,7 @@ struct sim_watch {
     struct sim_file *file;
     int fd;
     struct epoll_event event;
+    uint64_t told; /* EPOLLET: edges of the file that were told of */
 };
 
 static struct {
@@ -123,10 +124,24 @@ void sim_close_all(struct sim_proc *proc)
 
 /* --- readiness ----------------------------------------------------------------------------- */
 
+static uint64_t edges_of(const struct sim_file *file)
+{
+    SIM_CHECK(file->kind == SIM_STREAM, "edges of a file that is no stream");
+    return sim_stream_edges(file->object);
+}
+
+/* What epoll would tell of a file now. */
+static uint32_t watch_events(const struct sim_watch *w)
+{
+    if (w->event.events & EPOLLET && w->told == edges_of(w->file))
+        return 0;
+    return sim_file_events(w->file) & (w->event.events | EPOLLERR | EPOLLHUP);
+}
+
 static bool epoll_ready(const struct sim_file *file)
 {
     for (const struct sim_watch *w = file->watches; w; w = w->next)
-        if (sim_file_events(w->file) & (w->event.events | EPOLLERR | EPOLLHUP))
+        if (watch_events(w))
             return true;
     return false;
 }
@@ -180,6 +195,8 @@ int __wrap_epoll_ctl(int fd, int op, int target, struct epoll_event *event)
         *at = (*at)->next;
     else
         (*at)->event = *event;
+    if (op != EPOLL_CTL_DEL && event->events & EPOLLET)
+        (*at)->told = edges_of(file) - 1; /* looked at anew */
     sim_changed();
     sim_step();
     return 0;
@@ -188,19 +205,23 @@ int __wrap_epoll_ctl(int fd, int op, int target, struct epoll_event *event)
 /* Begins anywhere in the list: no one may count on an order. */
 int __wrap_epoll_wait(int fd, struct epoll_event *events, int max, int timeout)
 {
-    const struct sim_file *epoll = sim_fd(fd, SIM_EPOLL);
+    struct sim_file *epoll = sim_fd(fd, SIM_EPOLL);
     uint32_t count = 0;
     int n = 0;
     SIM_CHECK(timeout == 0, "the simulation has no epoll_wait that waits");
     sim_step();
-    for (const struct sim_watch *w = epoll->watches; w; w = w->next)
+    for (struct sim_watch *w = epoll->watches; w; w = w->next)
         count++;
     uint32_t skip = count ? sim_pick(count) : 0;
     for (int round = 0; round < 2; round++) {
         uint32_t i = 0;
-        for (const struct sim_watch *w = epoll->watches; w && n < max; w = w->next, i++) {
-            uint32_t now = sim_file_events(w->file) & (w->event.events | EPOLLERR | EPOLLHUP);
-            if (now && (i >= skip) == (round == 0))
+        for (struct sim_watch *w = epoll->watches; w && n < max; w = w->next, i++) {
+            if ((i >= skip) != (round == 0))
+                continue;
+            uint32_t now = watch_events(w);
+            if (w->event.events & EPOLLET)
+                w->told = edges_of(w->file);
+            if (now)
                 events[n++] = (struct epoll_event){.events = now, .data = w->event.data};
         }
     }

@@ -92,6 +92,7 @@ static void fail_stream(struct stream *s, int error)
     if (s->peer) {
         drop_pipe(&s->peer->in);
     }
+    s->edges++;
     sim_changed();
 }
 
@@ -111,6 +112,7 @@ static void chunk_arrives(struct stream *to, const struct chunk *chunk)
         to->end_seen = true;
     else
         fail_stream(to, ECONNRESET);
+    to->edges++;
     sim_changed();
 }
 
@@ -294,6 +296,7 @@ static void connected(void *arg)
         return;
     s->state = STREAM_UP;
     s->heard = sim.now;
+    s->edges++;
     if (!s->open && !s->end_sent)
         sim_chunk_send(s->peer, CHUNK_END, 0);
     sim_changed();
@@ -304,6 +307,7 @@ static void refused(void *arg)
     struct stream *s = arg;
     s->state = STREAM_FAILED;
     s->error = ECONNREFUSED;
+    s->edges++;
     sim_changed();
 }
 
@@ -484,6 +488,11 @@ uint32_t sim_stream_events(const void *object)
     return events;
 }
 
+uint64_t sim_stream_edges(const void *object)
+{
+    return ((const struct stream *)object)->edges;
+}
+
 static void end_stream(struct stream *s)
 {
     if (!s->end_sent && s->state == STREAM_UP && !s->reset)
@@ -516,6 +525,7 @@ int __wrap_shutdown(int fd, int how)
         struct stream *s = file->object;
         end_stream(s);
         s->read_shut = true;
+        s->edges++;
     }
     sim_changed();
     sim_step();

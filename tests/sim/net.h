@@ -38,6 +38,8 @@ struct stream {
     bool vanished; /* its host lost power */
     bool end_sent, end_seen, reset, read_shut, guarded;
     int error;                 /* to be told once */
+    uint64_t edges;            /* times that there was something new to tell */
+    bool wants_room;           /* a send had none */
     uint64_t heard, called;    /* when the peer's kernel last answered; since when connecting */
     int idle, interval, count; /* keepalive, seconds */
     struct pipe in;

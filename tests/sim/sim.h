@@ -173,6 +173,8 @@ void sim_file_put(struct sim_file *file);
 /* --- net.c --------------------------------------------------------------------------------- */
 
 uint32_t sim_stream_events(const void *stream);
+/* Changes when epoll has to tell of these events (again). */
+uint64_t sim_stream_edges(const void *stream);
 uint32_t sim_listener_events(const void *listener);
 void sim_stream_close(void *stream);
 void sim_listener_close(void *listener);

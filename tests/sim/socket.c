@@ -66,6 +66,15 @@ static size_t iov_len(const struct iovec *iov, size_t niov)
     return sum;
 }
 
+/* Tell a sender that waits for room of it. */
+static void room_for(struct stream *s)
+{
+    if (!s->wants_room || !(sim_stream_events(s) & EPOLLOUT))
+        return;
+    s->wants_room = false;
+    s->edges++;
+}
+
 static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t niov)
 {
     int error = 0;
@@ -77,6 +86,7 @@ static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t nio
         error = s->state == STREAM_NEW ? ENOTCONN : EAGAIN;
     else if (s->peer->in.len == s->peer->in.cap)
         error = EAGAIN;
+    s->wants_room |= error == EAGAIN;
     if (error) {
         errno = error;
         return -1;
@@ -87,6 +97,8 @@ static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t nio
     if (out->len || want > WHOLE) /* an empty kernel buffer takes a little at once */
         most = some_of(most);
     size_t n = pipe_put(out, iov, niov, most);
+    s->wants_room |= n < want;
+    room_for(s); /* as if it were made just now */
     if (n)
         sim_chunk_send(s->peer, CHUNK_DATA, n);
     return (ssize_t)n;
@@ -120,8 +132,12 @@ static ssize_t stream_recv(struct stream *s, const struct iovec *iov, size_t nio
     size_t want = iov_len(iov, niov);
     if (s->in.arrived && want) {
         size_t most = want < s->in.arrived ? want : s->in.arrived;
-        sim_changed(); /* the peer may send again */
-        return (ssize_t)pipe_get(&s->in, iov, niov, some_of(most));
+        size_t n = pipe_get(&s->in, iov, niov, some_of(most));
+        s->edges += n < most; /* as if the rest came just now */
+        if (s->peer)
+            room_for(s->peer);
+        sim_changed();
+        return (ssize_t)n;
     }
     int error = 0;
     if (s->error)

@@ -103,7 +103,7 @@ static int fault_wrap(const struct weft_transport *inner, const char *spec,
     nic->ops.extension = inner->ops->extension ? inner->ops->extension : no_extension;
     nic->transport = *inner;
     nic->transport.ops = &nic->ops;
-    nic->base = (struct weft_nic){&nic->transport, nic->inner->attr};
+    nic->base = (struct weft_nic){.transport = &nic->transport, .attr = nic->inner->attr};
     adapt_attr(&nic->base.attr, &nic->plan);
     *out = &nic->base;
     return 0;

@@ -176,6 +176,7 @@ int fault_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     for (struct fault_link *link = nic->links; link && nic->pending; link = link->next)
         fault_link_progress(link);
     int came = take_comps(nic);
+    base->bulk = nic->inner->bulk;
     if (came < 0)
         return came;
     max = choose_max(&nic->plan, max, came > 0, nic->ncomps);

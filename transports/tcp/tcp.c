@@ -99,6 +99,7 @@ static struct tcp_nic *nic_new(void)
     nic->timer = TCP_TIMER;
     nic->ready_tail = &nic->ready;
     nic->parked_tail = &nic->parked;
+    nic->unread_tail = &nic->unread;
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         nic->half[i].fd = -1;
     read_settings(nic);
@@ -333,6 +334,7 @@ static void read_hot(struct tcp_poll *poll)
     for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
         struct tcp_sock *sock = nic->hot[i];
         bool any = sock->turn == nic->polls || tcp_rx_turn(poll, sock);
+        nic->stale |= any;
         if (i >= nic->nhot || nic->hot[i] != sock)
             continue; /* its link is dead */
         sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
@@ -345,6 +347,18 @@ static void read_hot(struct tcp_poll *poll)
     }
 }
 
+/* Note what epoll tells of a socket of a link that is up. True if there is something to read. */
+static bool note_edges(struct tcp_sock *sock, uint32_t events)
+{
+    if ((events & EPOLLOUT) && sock->blocked) {
+        sock->blocked = false;
+        tcp_nic_of(sock->link)->nblocked--;
+        tcp_tx_ready(sock->link);
+    }
+    sock->ending |= (events & (EPOLLRDHUP | EPOLLERR | EPOLLHUP)) != 0;
+    return (events & EPOLLIN) || sock->ending;
+}
+
 static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t events)
 {
     struct tcp_nic *nic = poll->nic;
@@ -354,18 +368,30 @@ static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t ev
         tcp_sock_greet(sock);
         return;
     }
-    if ((events & EPOLLOUT) && sock->blocked &&
-        tcp_watch(nic, EPOLL_CTL_MOD, sock->fd, EPOLLIN, sock) == 0) {
-        sock->blocked = false;
-        nic->nblocked--;
-        tcp_tx_ready(sock->link);
-    }
-    if (!(events & (EPOLLIN | EPOLLERR | EPOLLHUP)) || sock->turn == nic->polls)
+    if (!note_edges(sock, events))
         return;
+    /* in the next poll: what it tells of may have come after this one's turn */
+    if (sock->turn == nic->polls || poll->budget <= 0) {
+        tcp_rx_unread(sock);
+        return;
+    }
     if (!sock->hot)
         nic->quiet = QUIET_POLLS; /* more than the hot ones are at work: ask again at once */
     if (tcp_rx_turn(poll, sock))
         make_hot(nic, sock);
+}
+
+/* Sockets whose turn ended before their bytes did. */
+static void read_unread(struct tcp_poll *poll)
+{
+    struct tcp_nic *nic = poll->nic;
+    for (uint32_t n = nic->nunread; n > 0 && nic->unread && poll->budget > 0; n--) {
+        struct tcp_sock *sock = nic->unread;
+        tcp_rx_forget(sock);
+        nic->stale = true;
+        if (tcp_rx_turn(poll, sock))
+            make_hot(nic, sock);
+    }
 }
 
 static void timer_event(struct tcp_nic *nic)
@@ -383,12 +409,11 @@ static void read_epoll(struct tcp_poll *poll)
     struct epoll_event events[EVENTS];
     int n = epoll_wait(nic->epoll_fd, events, EVENTS, 0);
     nic->quiet = 0;
-    /* It reports in the same order each time: whose turn the budget cut off begins the next. */
-    uint32_t first = nic->next_event;
-    for (int i = 0; i < n && poll->budget > 0; i++) {
-        const struct epoll_event *event = &events[(first + (uint32_t)i) % (uint32_t)n];
+    nic->stale = false;
+    /* All of them: it does not tell of an edge again. */
+    for (int i = 0; i < n; i++) {
+        const struct epoll_event *event = &events[i];
         enum tcp_source *source = event->data.ptr;
-        nic->next_event++;
         if (*source == TCP_SOCK)
             sock_event(poll, (struct tcp_sock *)source, event->events);
         else if (*source == TCP_LISTENER)
@@ -411,6 +436,15 @@ static void look_at_clock(struct tcp_nic *nic)
     }
 }
 
+/* A system call that mostly says no while sockets are hot. Who sleeps between polls asks once a
+ * wake-up: if there is more, it will not sleep for long. */
+static bool ask_epoll(struct tcp_nic *nic)
+{
+    if (nic->was_woken && !nic->woken)
+        return false;
+    return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= QUIET_POLLS;
+}
+
 static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
@@ -421,9 +455,13 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     hand_out(&poll);
     run_ready(nic, POLL_BYTES / 2);
     tcp_rx_resume(&poll);
-    if (nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= QUIET_POLLS)
+    read_unread(&poll);
+    if (ask_epoll(nic))
         read_epoll(&poll);
-    read_hot(&poll);
+    if (!nic->woken)
+        read_hot(&poll);
+    nic->was_woken = nic->woken;
+    nic->woken = false;
     run_ready(nic, POLL_BYTES / 2);
     hand_out(&poll);
     return poll.n;
@@ -440,12 +478,31 @@ static void set_timer(struct tcp_nic *nic)
     nic->timer_set = timerfd_settime(nic->timer_fd, 0, &when, NULL) == 0;
 }
 
+/* Take the edges of what was read without epoll: they would wake who sleeps, for nothing. */
+static void take_edges(struct tcp_nic *nic)
+{
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(nic->epoll_fd, events, EVENTS, 0);
+    nic->stale = n == EVENTS;
+    for (int i = 0; i < n; i++) {
+        enum tcp_source *source = events[i].data.ptr;
+        struct tcp_sock *sock = (struct tcp_sock *)source;
+        /* the others are not told of by edges: the next poll hears of them again */
+        if (*source == TCP_SOCK && sock->state != TCP_CLOSED && sock->link->state == TCP_LINK_UP &&
+            note_edges(sock, events[i].events))
+            tcp_rx_unread(sock);
+    }
+}
+
 static int tcp_wait_fd(struct weft_nic *base)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
-    if (nic->done.head || nic->ndown || nic->parked || nic->ready)
+    if (nic->stale)
+        take_edges(nic);
+    if (nic->done.head || nic->ndown || nic->parked || nic->ready || nic->unread)
         return WEFT_EAGAIN;
     set_timer(nic);
+    nic->woken = true;
     nic->quiet = QUIET_POLLS; /* what ends the sleep may be no hot socket */
     return nic->epoll_fd;
 }

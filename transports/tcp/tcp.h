@@ -144,12 +144,14 @@ struct tcp_sock {
     int fd;
     uint8_t index;
     bool blocked;   /* send had no room; epoll tells when it has */
+    bool ending;    /* the peer has shut it: read on to the very end */
+    bool unread;    /* in nic->unread */
     uint8_t misses; /* polls in a row that found nothing, while hot */
     bool hot;
     bool unproven;    /* has sent, and is not known to be acknowledged by the peer's kernel */
     uint64_t suspect; /* since when the peer's kernel has been silent, 0: it is not */
     uint64_t turn;    /* number of the poll that last read it */
-    struct tcp_sock *parked_next;
+    struct tcp_sock *parked_next, *unread_next;
     /* sending */
     struct tcp_buf *out;
     uint64_t sent, staged;     /* bytes of the stream */
@@ -232,11 +234,15 @@ struct tcp_nic {
     uint32_t ndown;                         /* links with down_due */
     struct tcp_sock *parked, **parked_tail; /* have bytes that poll had no room for */
     uint32_t nparked;
+    struct tcp_sock *unread, **unread_tail; /* may have bytes that epoll will not tell of again */
+    uint32_t nunread;
     struct tcp_sock *hot[TCP_HOT];
     uint32_t nhot, nblocked, quiet; /* quiet: polls since epoll was asked */
     uint32_t nunproven;             /* sockets that are */
-    uint32_t next_event;            /* of what epoll reports, which comes first */
     bool timer_set;
+    bool stale; /* sockets were read of which epoll has still to tell */
+    bool woken; /* wait_fd was called since the last poll: epoll knows better than the hot list */
+    bool was_woken;   /* and before the poll before that */
     uint64_t checked; /* when links were last checked for silence */
     struct tcp_half half[TCP_HALF_OPEN];
     uint32_t nhalf;
@@ -277,6 +283,9 @@ void tcp_half_event(struct tcp_nic *nic, struct tcp_half *half);
 void tcp_half_expire(struct tcp_nic *nic);
 /* A socket of a link that is not up yet has something to say. */
 void tcp_sock_greet(struct tcp_sock *sock);
+/* What a socket of a link that is up is watched for. Edges: epoll tells once that there are bytes,
+ * or room, and is not asked to change its mind each time a buffer is full. */
+#define TCP_EDGES (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 /* epoll's interest in a socket. */
 int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source);
 /* The link is lost: comps that have not been earned are dropped, LINK_DOWN follows. */
@@ -359,6 +368,9 @@ void tcp_tx_farewell(struct tcp_link *link);
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock);
 /* Go on with bytes that were left since comps or budget had run out. */
 void tcp_rx_resume(struct tcp_poll *poll);
+/* To be read once more, without a word from epoll; and not. */
+void tcp_rx_unread(struct tcp_sock *sock);
+void tcp_rx_forget(struct tcp_sock *sock);
 /* Forget a frame that has not come whole. */
 void tcp_rx_drop(struct tcp_sock *sock);
 

@@ -527,7 +527,7 @@ static int link_up(struct tcp_link *link)
 {
     for (uint32_t i = 0; i < link->nsocks; i++) {
         struct tcp_sock *sock = &link->socks[i];
-        int rc = tcp_watch(tcp_nic_of(link), EPOLL_CTL_MOD, sock->fd, EPOLLIN, sock);
+        int rc = tcp_watch(tcp_nic_of(link), EPOLL_CTL_MOD, sock->fd, TCP_EDGES, sock);
         if (rc < 0) {
             tcp_link_fail(link, rc);
             return rc;

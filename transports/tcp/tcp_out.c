@@ -212,14 +212,8 @@ static void out_consume(struct tcp_sock *sock, uint64_t n)
 
 static void sock_block(struct tcp_sock *sock)
 {
-    struct tcp_nic *nic = tcp_nic_of(sock->link);
-    int rc = tcp_watch(nic, EPOLL_CTL_MOD, sock->fd, EPOLLIN | EPOLLOUT, sock);
-    if (rc < 0) {
-        tcp_link_fail(sock->link, rc);
-        return;
-    }
     sock->blocked = true;
-    nic->nblocked++;
+    tcp_nic_of(sock->link)->nblocked++;
 }
 
 /* One system call; a single piece does without a msghdr, which the kernel would have to copy. */

@@ -141,6 +141,7 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         if (!op)
             break;
         link->posted++;
+        base->nic->bulk = op->len > TCP_BULK_MIN;
         tcp_queue_push(&link->todo, op);
         tcp_post_start(link);
         if ((cmds[i].flags & WEFT_CMD_INLINE) && link->todo.head)

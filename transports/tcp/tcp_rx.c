@@ -74,6 +74,7 @@ static enum step begin_write(struct tcp_sock *sock, const struct tcp_frame *fram
     struct tcp_mem *mem = NULL;
     enum tcp_code code = tcp_mem_find(tcp_nic_of(sock->link), frame->word[0], addr, total,
                                       WEFT_ACCESS_WRITE, &mem);
+    sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     rx->type = frame->type;
     rx->imm = frame->id;
     rx->rest = frame->len;
@@ -103,6 +104,7 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
         poll->budget -= LENT_COST;
     buf->lent = poll->nic->polls;
     buf->head += frame->len;
+    poll->nic->base.bulk = 0;
     count_executed(sock);
     return STEP_ON;
 }
@@ -155,6 +157,7 @@ static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame
         tcp_call_done(op, 0);
         return STEP_ON;
     }
+    sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     op->claimed += frame->len;
     rx->type = frame->type;
     rx->rest = frame->len;
@@ -339,6 +342,31 @@ static void unpark(struct tcp_sock *sock)
     nic->nparked--;
 }
 
+void tcp_rx_unread(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    if (sock->unread)
+        return;
+    sock->unread = true;
+    sock->unread_next = NULL;
+    *nic->unread_tail = sock;
+    nic->unread_tail = &sock->unread_next;
+    nic->nunread++;
+}
+
+void tcp_rx_forget(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    struct tcp_sock **at = &nic->unread;
+    while (*at != sock)
+        at = &(*at)->unread_next;
+    *at = sock->unread_next;
+    if (!*at)
+        nic->unread_tail = at;
+    sock->unread = false;
+    nic->nunread--;
+}
+
 /* Do what the buffered bytes say. True: it wants more bytes. */
 static bool parse(struct tcp_poll *poll, struct tcp_sock *sock)
 {
@@ -448,8 +476,12 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
         poll->budget -= n;
         if (!parse(poll, sock))
             break;
+        /* fewer than there was room for is all there is, but for the end of the stream */
+        drained = drained && !sock->ending;
     }
     turn_end(poll->nic, &sock->rx);
+    if (!drained && sock->link->state == TCP_LINK_UP)
+        tcp_rx_unread(sock);
     return any;
 }
 
@@ -469,6 +501,8 @@ void tcp_rx_drop(struct tcp_sock *sock)
     struct tcp_rx *rx = &sock->rx;
     if (rx->waits)
         unpark(sock);
+    if (sock->unread)
+        tcp_rx_forget(sock);
     if (rx->mem)
         rx->mem->busy--;
     if (rx->buf)

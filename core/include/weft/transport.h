@@ -53,6 +53,9 @@ struct weft_transport;
 struct weft_nic {
     const struct weft_transport *transport;
     struct weft_nic_attr attr; /* constant after open */
+    /* A hint that post and poll may leave: what is under way is long, so that a thread that waits
+     * for more had better sleep than spin. 0 where it is not known. */
+    uint8_t bulk;
 };
 
 /* First member of a transport's own link struct. Filled by link_open, but for user. */
