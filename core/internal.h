@@ -381,6 +381,10 @@ struct weft__msg_head {
     uint32_t taken[2]; /* eager messages taken so far, per stream */
     uint32_t index;    /* of a user's message within its stream */
     uint64_t len;      /* of the user's message */
+    /* not on the wire; RESULT of a short message: counts that the peer hears of before it stop at
+     * cap, so that they do not end the message as taken well */
+    bool capped;
+    uint32_t cap;
 };
 #define WEFT__MSG_HEAD 40
 #define WEFT__MSG_URGENT 1u /* flags: the sender waits: answer at once */
@@ -456,6 +460,8 @@ struct weft__arrival {
 
 /* One direction's state of one stream; both directions in one struct. */
 struct weft__stream {
+    bool capped; /* a RESULT with a cap, the first of which is cap, has not gone */
+    uint32_t cap;
     /* sending */
     uint32_t next_index;
     struct weft__rec *recs, **recs_tail; /* oldest first: eager and large */
@@ -499,6 +505,9 @@ int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *l
                       size_t nlocal, struct weft__op *parent, void (*on_end)(struct weft__op *op));
 /* How it ended. */
 int weft__match_fetched(const struct weft__op *op);
+/* A RESULT with a cap has its header; next: the one after it that has not, or NULL. */
+void weft__match_uncap(struct weft__conn *conn, enum weft__stream_id stream,
+                       const struct weft__msg_head *next);
 void weft__match_count(struct weft__conn *conn, uint64_t len);
 
 /* --- notify.c: notifications that have arrived ------------------------------------------------ */

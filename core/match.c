@@ -224,7 +224,7 @@ int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *hea
 void weft__match_counts(struct weft__conn *conn, uint32_t taken[2])
 {
     for (int i = 0; i < WEFT__STREAMS; i++)
-        taken[i] = conn->stream[i].taken;
+        taken[i] = conn->stream[i].capped ? conn->stream[i].cap : conn->stream[i].taken;
     conn->owes = false; /* stays in the list until tell_all passes by */
 }
 
@@ -268,6 +268,27 @@ static void untell(struct weft__conn *conn)
     conn->telling = false;
 }
 
+/* The peer is to be told of what was taken, by the next message or by one of its own. */
+static void owe(struct weft__conn *conn)
+{
+    conn->owes = true;
+    if (conn->telling)
+        return;
+    conn->telling = true;
+    conn->tell_next = atomic_load_explicit(&conn->ep->tells, memory_order_relaxed);
+    atomic_store_explicit(&conn->ep->tells, conn, memory_order_relaxed);
+}
+
+void weft__match_uncap(struct weft__conn *conn, enum weft__stream_id stream,
+                       const struct weft__msg_head *next)
+{
+    struct weft__stream *s = &conn->stream[stream];
+    s->capped = next != NULL;
+    if (next)
+        s->cap = next->cap;
+    owe(conn);
+}
+
 /* One more eager message of this stream is taken. */
 void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent)
 {
@@ -276,12 +297,7 @@ void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t 
     s->waiting--;
     if (conn->state == WEFT_CONN_DOWN)
         return; /* there was no memory for an answer to this very message */
-    conn->owes = true;
-    if (!conn->telling) {
-        conn->telling = true;
-        conn->tell_next = atomic_load_explicit(&conn->ep->tells, memory_order_relaxed);
-        atomic_store_explicit(&conn->ep->tells, conn, memory_order_relaxed);
-    }
+    owe(conn);
     /* at once if the sender blocks, or before it runs out of window */
     conn->taken_bytes += len + 1;
     if (urgent || conn->taken_bytes * 4 > conn->ep->window || s->taken % (WEFT__WINDOW / 4) == 0) {
@@ -290,15 +306,33 @@ void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t 
     }
 }
 
-void weft__match_answer(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
-                        int status)
+static void answer(struct weft__conn *conn, struct weft__msg_head *head, int status)
 {
     uint8_t body[4];
     struct weft__writer w = {body, body + sizeof body, false};
     weft__put_u32(&w, (uint32_t)status);
+    head->type = WEFT__MSG_RESULT;
+    weft__msg_post(conn, head, body, sizeof body);
+}
+
+void weft__match_answer(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
+                        int status)
+{
+    struct weft__msg_head head = {.stream = (uint8_t)stream, .index = index};
+    answer(conn, &head, status);
+}
+
+/* The same for a short message that was too long. The counts tell that it is taken, so they must not
+ * get there first: the peer would take it for well received, and this for nonsense. */
+static void answer_too_long(struct weft__conn *conn, uint32_t index)
+{
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_SEND];
     struct weft__msg_head head = {
-        .type = WEFT__MSG_RESULT, .stream = (uint8_t)stream, .index = index};
-    weft__msg_post(conn, &head, body, sizeof body);
+        .stream = WEFT__STREAM_SEND, .index = index, .capped = true, .cap = s->taken};
+    if (!s->capped)
+        s->cap = s->taken;
+    s->capped = true;
+    answer(conn, &head, WEFT_ETRUNC);
 }
 
 /* --- receiving ------------------------------------------------------------------------------- */
@@ -345,7 +379,7 @@ static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, ui
     if (fits)
         scatter(op, data, len);
     else
-        weft__match_answer(conn, WEFT__STREAM_SEND, index, WEFT_ETRUNC);
+        answer_too_long(conn, index);
     weft__match_take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
     weft__match_count(conn, len);
     if (!fits)

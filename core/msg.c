@@ -26,6 +26,15 @@ static bool is_answer(uint8_t type)
            type == WEFT__MSG_LINK_GONE;
 }
 
+/* The first message of a stream in the queue that has a cap and no header yet. */
+static const struct weft__msg_head *next_capped(const struct weft__conn *conn, uint8_t stream)
+{
+    for (const struct weft__msg *msg = conn->outq; msg; msg = msg->next)
+        if (msg->info.capped && !msg->encoded && msg->info.stream == stream)
+            return &msg->info;
+    return NULL;
+}
+
 /* Once: what is sent again keeps its counts. The peer hands messages on in order of seq, so counts
  * newer than those of a later message that it has already would seem to go back. */
 static void encode(struct weft__msg *msg)
@@ -46,6 +55,8 @@ static void encode(struct weft__msg *msg)
     weft__put_u32(&w, h->taken[1]);
     weft__put_u64(&w, h->len);
     weft__put_u64(&w, 0);
+    if (h->capped)
+        weft__match_uncap(msg->conn, h->stream, next_capped(msg->conn, h->stream));
 }
 
 static int decode(struct weft__reader *r, struct weft__msg_head *h)
