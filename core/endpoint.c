@@ -19,11 +19,8 @@ static struct weft__endpoint *endpoint_new(void)
     struct weft__endpoint *ep = calloc(1, sizeof *ep);
     if (!ep)
         return NULL;
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&ep->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_condattr_init(&ep->monotonic);
+    pthread_condattr_setclock(&ep->monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&ep->lock, NULL);
     pthread_mutex_init(&ep->boot_lock, NULL);
     ep->listen_fd = ep->boot_epoll = ep->spare_fd = -1;
@@ -52,7 +49,7 @@ static void endpoint_free(struct weft__endpoint *ep)
         close(ep->thread_wakes[i]);
     pthread_mutex_destroy(&ep->lock);
     pthread_mutex_destroy(&ep->boot_lock);
-    pthread_cond_destroy(&ep->changed);
+    pthread_condattr_destroy(&ep->monotonic);
     explicit_bzero(ep->auth_key, sizeof ep->auth_key);
     free(ep);
 }

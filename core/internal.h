@@ -112,6 +112,7 @@ struct weft__lane {
     /* lane lock, but for the atomic ones */
     _Atomic(bool) waiting;      /* there is work in the queue */
     _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
+    _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
     struct weft__link *stalled; /* links with a backlog the nic would not take */
     struct weft__work *retry;   /* deregistrations that must wait */
     int lost;                   /* the nic failed: its code */
@@ -149,9 +150,20 @@ static inline void weft__lane_disarm(struct weft__lane *lane)
 
 typedef bool weft__ready_fn(void *arg);
 
-/* Make progress until ready(arg), which is called with the endpoint lock held, or until the
- * deadline (weft_now() scale, UINT64_MAX: none). Returns true if it became ready. */
+/* What a caller waits for. */
+struct weft__waiter {
+    struct weft__waiter *prev, *next; /* endpoint->waiters */
+    weft__ready_fn *ready;            /* called with the endpoint lock held */
+    void *arg;
+    const struct weft__op *op; /* not NULL: only its end is waited for, no need to wake for less */
+    pthread_cond_t wake;
+};
+
+/* Make progress until ready(arg), or until the deadline (weft_now() scale, UINT64_MAX: none).
+ * Returns true if it became ready. op: as in the struct. */
 bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline);
+bool weft__wait_op(struct weft__endpoint *ep, const struct weft__op *op, weft__ready_fn *ready,
+                   void *arg, uint64_t deadline);
 /* As a caller: drive everything once. Returns things that happened. */
 int weft__progress(struct weft__endpoint *ep);
 /* Something a waiter may wait for has happened. Endpoint lock held. */
@@ -772,10 +784,10 @@ struct weft__endpoint {
 
     /* endpoint lock */
     pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int waiters;
-    bool leader;           /* a caller sleeps, or is about to, on the descriptors */
-    _Atomic(bool) closing; /* written under the lock, read anywhere */
+    pthread_condattr_t monotonic; /* of the waiters' conditions */
+    struct weft__waiter *waiters; /* callers that sleep on their condition */
+    struct weft__waiter *leader;  /* a caller that sleeps, or is about to, on the descriptors */
+    _Atomic(bool) closing;        /* written under the lock, read anywhere */
     bool passive;
     int wake_fd;          /* eventfd: wakes the leader, or thread 0 */
     int thread_wakes[64]; /* of thread 1 and up, nwakes of them: each sleeper takes its own */

@@ -291,6 +291,13 @@ static struct weft__link *do_work(struct weft__lane *lane, struct weft__work *wo
     return NULL;
 }
 
+static void note_bulk(struct weft__lane *lane)
+{
+    bool bulk = lane->nic->bulk;
+    if (bulk != atomic_load_explicit(&lane->bulk, memory_order_relaxed))
+        atomic_store_explicit(&lane->bulk, bulk, memory_order_relaxed);
+}
+
 /* Do work that was taken. Returns how much there was. */
 static int run(struct weft__lane *lane, struct weft__work *list)
 {
@@ -301,6 +308,7 @@ static int run(struct weft__lane *lane, struct weft__work *list)
         last = do_work(lane, list, last);
     }
     flush_or_stall(last);
+    note_bulk(lane);
     return n;
 }
 
@@ -353,6 +361,7 @@ static int poll_once(struct weft__lane *lane)
     if (lane->lost)
         return 0;
     int n = lane->nic->transport->ops->poll(lane->nic, comps, BATCH);
+    note_bulk(lane);
     if (n == 0)
         return 0;
     pthread_mutex_lock(&lane->endpoint->lock);
@@ -496,7 +505,11 @@ int weft__lane_arm(struct weft__lane *lane)
     int rc = WEFT_EAGAIN;
     /* before the look at the queue: pairs with kick, which pushes before it looks at sleeping */
     atomic_fetch_add(&lane->sleeping, 1);
-    if (pthread_mutex_trylock(&lane->lock) == 0) {
+    int busy = pthread_mutex_trylock(&lane->lock);
+    /* who copies holds it for long: to look again and again would slow it down */
+    if (busy && atomic_load_explicit(&lane->bulk, memory_order_relaxed))
+        busy = pthread_mutex_lock(&lane->lock);
+    if (!busy) {
         /* what is stalled goes after a poll, and no descriptor tells of it */
         if (!atomic_load(&lane->waiting) && !lane->stalled && !lane->retry && !lane->lost)
             rc = lane->nic->transport->ops->wait_fd(lane->nic);

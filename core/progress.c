@@ -19,9 +19,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define BOOT_EVERY 64       /* busy calls of progress per look at the listener */
-#define BOOT_IDLE_NS 20000u /* idle time between looks: they are a system call each */
-#define BLIND_NS 1000000u   /* sleep when a nic has no descriptor */
+#define BOOT_EVERY 64        /* busy calls of progress per look at the listener */
+#define BOOT_IDLE_NS 200000u /* idle time between looks: they are a system call each */
+#define BLIND_NS 1000000u    /* sleep when a nic has no descriptor */
 #define LONGEST_SLEEP_NS 1000000000u
 #define ASIDE_NS 50000u /* how long the thread steps aside for a caller that drives */
 
@@ -52,14 +52,21 @@ void weft__wake(struct weft__endpoint *ep)
         wake(ep->thread_wakes[i]);
 }
 
+/* To wake a thread costs more than a small operation. */
+static bool concerns(const struct weft__waiter *w)
+{
+    return !w->op || w->ready(w->arg);
+}
+
 void weft__changed(struct weft__endpoint *ep)
 {
     /* one writer at a time: no need to pay for more */
     uint64_t changes = atomic_load_explicit(&ep->changes, memory_order_relaxed);
     atomic_store_explicit(&ep->changes, changes + 1, memory_order_relaxed);
-    if (ep->waiters)
-        pthread_cond_broadcast(&ep->changed);
-    if (ep->leader)
+    for (struct weft__waiter *w = ep->waiters; w; w = w->next)
+        if (concerns(w))
+            pthread_cond_signal(&w->wake);
+    if (ep->leader && concerns(ep->leader))
         weft__wake(ep);
 }
 
@@ -120,16 +127,30 @@ static void rearm(struct weft__endpoint *ep)
         weft__lane_rearm(ep->lanes[i]);
 }
 
+/* The lanes that callers drive: all, or with several threads those of the first. */
+static int callers_step(const struct weft__endpoint *ep)
+{
+    return ep->nthreads > 1 ? ep->nthreads : 1;
+}
+
+/* Whether a thread that finds nothing to do had better sleep at once: it would take the processor
+ * from the peer, or from the thread that copies. */
+static bool bulk(const struct weft__endpoint *ep, int first, int step)
+{
+    for (int i = first; i < ep->nlanes; i += step)
+        if (atomic_load_explicit(&ep->lanes[i]->bulk, memory_order_relaxed))
+            return true;
+    return false;
+}
+
 static int drive_as_caller(struct weft__endpoint *ep)
 {
-    if (ep->nthreads > 1) {
+    if (ep->nthreads > 1)
         weft__kick_all(ep); /* what was posted with the promise of more, which did not come */
-        return 0;
-    }
     /* not exact between two callers, and need not be: see step_aside */
     uint64_t driven = atomic_load_explicit(&ep->driven, memory_order_relaxed);
     atomic_store_explicit(&ep->driven, driven + 1, memory_order_relaxed);
-    int n = drive(ep, 0, 1);
+    int n = drive(ep, 0, callers_step(ep));
     if (n == 0)
         weft__tell(ep);
     return n;
@@ -154,6 +175,14 @@ static int wake_fd_of(const struct weft__endpoint *ep, int first)
     return first ? ep->thread_wakes[first] : ep->wake_fd;
 }
 
+static void drain_wake(int fd)
+{
+    uint64_t count;
+    if (read(fd, &count, sizeof count) < 0) {
+        /* EAGAIN: someone else took it */
+    }
+}
+
 /* Sleep on the descriptors of some lanes, the listener's and the wake-up's. `deadline` bounds it. */
 static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t deadline)
 {
@@ -172,6 +201,7 @@ static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
         else
             fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
+    struct pollfd *woken = &fds[n];
     fds[n++] = (struct pollfd){.fd = wake_fd_of(ep, first), .events = POLLIN};
     if (first == 0)
         fds[n++] = (struct pollfd){.fd = ep->boot_epoll, .events = POLLIN};
@@ -184,74 +214,79 @@ static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
                           .tv_nsec = (long)(limit % 1000000000u)};
     ppoll(fds, n, &ts, NULL);
     disarm(ep, first, step, i);
+    if (woken->revents)
+        drain_wake(woken->fd);
     if (first == 0 && fds[n - 1].revents)
         drive_boot(ep);
 }
 
-static void drain_wake(struct weft__endpoint *ep, int first)
-{
-    uint64_t count;
-    if (read(wake_fd_of(ep, first), &count, sizeof count) < 0) {
-        /* EAGAIN: someone else took it */
-    }
-}
-
-static void cond_sleep(struct weft__endpoint *ep, uint64_t deadline)
+static void cond_sleep(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
 {
     uint64_t now = weft_now(), latest = now + LONGEST_SLEEP_NS;
     if (deadline < latest)
         latest = deadline;
     struct timespec ts = {.tv_sec = (time_t)(latest / 1000000000u),
                           .tv_nsec = (long)(latest % 1000000000u)};
-    ep->waiters++;
-    pthread_cond_timedwait(&ep->changed, &ep->lock, &ts);
-    ep->waiters--;
+    pthread_cond_init(&w->wake, &ep->monotonic);
+    w->prev = NULL;
+    w->next = ep->waiters;
+    if (w->next)
+        w->next->prev = w;
+    ep->waiters = w;
+    pthread_cond_timedwait(&w->wake, &ep->lock, &ts);
+    if (w->prev)
+        w->prev->next = w->next;
+    else
+        ep->waiters = w->next;
+    if (w->next)
+        w->next->prev = w->prev;
+    pthread_cond_destroy(&w->wake);
 }
 
 /* Sleep until something happens. Returns whether ready. */
-static bool sleep_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg,
-                        uint64_t deadline)
+static bool sleep_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
 {
     pthread_mutex_lock(&ep->lock);
-    bool done = ready(arg);
+    bool done = w->ready(w->arg);
     if (done || weft_now() >= deadline) {
         pthread_mutex_unlock(&ep->lock);
         return done;
     }
     if (ep->nthreads || ep->leader) {
-        cond_sleep(ep, deadline);
+        cond_sleep(ep, w, deadline);
     } else {
-        ep->leader = true;
+        ep->leader = w;
         pthread_mutex_unlock(&ep->lock);
         sleep_on(ep, 0, 1, deadline);
-        drain_wake(ep, 0);
         pthread_mutex_lock(&ep->lock);
-        ep->leader = false;
-        if (ep->waiters) /* one of them may have to lead now */
-            pthread_cond_broadcast(&ep->changed);
+        ep->leader = NULL;
+        /* one of them may have to lead now */
+        for (struct weft__waiter *other = ep->waiters; other; other = other->next)
+            pthread_cond_signal(&other->wake);
     }
-    done = ready(arg);
+    done = w->ready(w->arg);
     pthread_mutex_unlock(&ep->lock);
     return done;
 }
 
-static bool check(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg)
+static bool check(struct weft__endpoint *ep, const struct weft__waiter *w)
 {
     pthread_mutex_lock(&ep->lock);
-    bool done = ready(arg);
+    bool done = w->ready(w->arg);
     pthread_mutex_unlock(&ep->lock);
     return done;
 }
 
-static bool poll_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg,
-                       uint64_t deadline)
+static bool poll_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
 {
-    if (check(ep, ready, arg))
+    if (check(ep, w))
         return true;
+    weft__kick_all(ep); /* the promise of more is over */
     uint64_t idle_since = 0;
     for (;;) {
-        if (drive_as_caller(ep)) {
-            if (check(ep, ready, arg))
+        bool leave_it = ep->nthreads && bulk(ep, 0, callers_step(ep));
+        if (!leave_it && drive_as_caller(ep)) {
+            if (check(ep, w))
                 return true;
             idle_since = 0;
             if (deadline != UINT64_MAX && weft_now() >= deadline)
@@ -262,27 +297,34 @@ static bool poll_until(struct weft__endpoint *ep, weft__ready_fn *ready, void *a
         if (!idle_since)
             idle_since = now;
         if (now >= deadline)
-            return check(ep, ready, arg);
-        if (now - idle_since < ep->spin_ns) {
+            return check(ep, w);
+        if (now - idle_since < ep->spin_ns && !leave_it && !bulk(ep, 0, callers_step(ep))) {
             relax();
-            if (ep->nthreads && check(ep, ready, arg))
+            if (ep->nthreads && check(ep, w))
                 return true;
             continue;
         }
         rearm(ep);
-        if (sleep_until(ep, ready, arg, deadline))
+        if (sleep_until(ep, w, deadline))
             return true;
         idle_since = 0;
         if (deadline != UINT64_MAX && weft_now() >= deadline)
-            return check(ep, ready, arg);
+            return check(ep, w);
     }
+}
+
+bool weft__wait_op(struct weft__endpoint *ep, const struct weft__op *op, weft__ready_fn *ready,
+                   void *arg, uint64_t deadline)
+{
+    struct weft__waiter w = {.op = op, .ready = ready, .arg = arg};
+    bool done = poll_until(ep, &w, deadline);
+    rearm(ep);
+    return done;
 }
 
 bool weft__wait(struct weft__endpoint *ep, weft__ready_fn *ready, void *arg, uint64_t deadline)
 {
-    bool done = poll_until(ep, ready, arg, deadline);
-    rearm(ep);
-    return done;
+    return weft__wait_op(ep, NULL, ready, arg, deadline);
 }
 
 /* --- progress threads ----------------------------------------------------------------------- */
@@ -310,7 +352,7 @@ static void *thread_main(void *arg)
     free(arg);
     uint64_t idle_since = 0, seen = 0;
     while (!atomic_load(&ep->stop)) {
-        if (step_aside(ep, &seen))
+        if (first == 0 && !bulk(ep, 0, step) && step_aside(ep, &seen))
             continue;
         if (drive(ep, first, step)) {
             idle_since = 0;
@@ -321,12 +363,13 @@ static void *thread_main(void *arg)
         uint64_t now = weft_now();
         if (!idle_since)
             idle_since = now;
-        if (now - idle_since < ep->spin_ns) {
+        if (now - idle_since < ep->spin_ns && !bulk(ep, first, step)) {
             relax();
             continue;
         }
         sleep_on(ep, first, step, UINT64_MAX);
-        drain_wake(ep, first);
+        /* what woke this thread is its own to look at, whoever drove while it slept */
+        seen = atomic_load_explicit(&ep->driven, memory_order_relaxed);
         idle_since = 0;
     }
     return NULL;

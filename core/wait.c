@@ -73,7 +73,7 @@ static int wait_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t han
                    int timeout_ms, struct weft_op_status *status)
 {
     struct op_wait w = {op, handle};
-    weft__wait(ep, op_ready, &w, weft__deadline(timeout_ms));
+    weft__wait_op(ep, op, op_ready, &w, weft__deadline(timeout_ms));
     int result = 0, rc = retire(op, handle, status, &result);
     weft__tell(ep); /* this thread may not be back soon */
     if (rc == 0) {
