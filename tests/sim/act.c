@@ -449,8 +449,8 @@ void act_close_conn(struct end *end)
 {
     if (end->closing)
         return;
+    end->closing = true; /* before anything that may let another thread come here */
     stats_check(end);
-    end->closing = true;
     struct timing t = begin(end->actor);
     int rc = weft_conn_close(end->handle);
     check_time(&t, 0, true, "weft_conn_close");
