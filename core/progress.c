@@ -3,11 +3,11 @@
  * Who makes progress, and how idle threads sleep.
  *
  * A thread that waits also drives: it polls every lane for WEFT_SPIN microseconds without result
- * before it sleeps. Without progress threads, one of the waiting callers (the leader) then sleeps
- * on the nics' descriptors and the others on the endpoint's condition, which the leader signals
- * when it wakes. With one progress thread, callers sleep on the condition and the thread on the
- * descriptors; while a caller drives, the thread stays out of its way. With several, each thread
- * has its own lanes, and callers leave the driving to them.
+ * before it sleeps, and not at all while what is under way is long. Without progress threads, one of
+ * the waiting callers (the leader) then sleeps on the nics' descriptors and each of the others on a
+ * condition of its own, which the leader signals when it wakes. With progress threads, callers sleep on
+ * their conditions and the threads on the descriptors; while a caller drives, the first thread stays
+ * out of its way. With several, each thread has its own lanes, and callers drive those of the first.
  */
 #include "internal.h"
 
