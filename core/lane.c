@@ -487,6 +487,7 @@ void weft__lane_rearm(struct weft__lane *lane)
     pthread_mutex_unlock(&lane->lock);
     if (rc == WEFT_EAGAIN)
         weft__wake(lane->endpoint);
+    weft__lane_kick(lane); /* for those whose trylock failed */
 }
 
 void weft__lane_lock(struct weft__lane *lane)
