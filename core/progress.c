@@ -80,8 +80,7 @@ void weft__kick_all(struct weft__endpoint *ep)
 static int drive_boot(struct weft__endpoint *ep)
 {
     int n = weft__boot_progress(ep);
-    if (n)
-        weft__kick_all(ep);
+    weft__kick_all(ep); /* a conn may have come up by a mere step, without an event */
     return n;
 }
 
