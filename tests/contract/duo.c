@@ -2,6 +2,9 @@
 /* Two endpoints, in one process or in two. See duo.h. */
 #include "duo.h"
 
+#include <arpa/inet.h>
+#include <sys/socket.h>
+
 /* How long nothing has to come before a test believes that nothing will. */
 #define QUIET_MS 20
 
@@ -364,4 +367,16 @@ void duo_no_notif(struct duo *d, enum who who)
     struct notif_arg a = {0, 0, 0, QUIET_MS, 0};
     duo_call(d, who, notif, &a, sizeof a);
     CHECK(a.rc == WEFT_ETIMEOUT, "a notification came that nobody sent");
+}
+
+int duo_listener(int *port)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 8) &&
+              !getsockname(fd, (struct sockaddr *)&at, &len),
+          "a listener: %m");
+    *port = ntohs(at.sin_port);
+    return fd;
 }

@@ -93,4 +93,7 @@ void duo_notif(struct duo *d, enum who who, int conn, size_t len, uint64_t seed)
 /* There is none. */
 void duo_no_notif(struct duo *d, enum who who);
 
+/* A socket that listens on the loopback, at any port, and says nothing. */
+int duo_listener(int *port);
+
 #endif

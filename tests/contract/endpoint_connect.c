@@ -290,18 +290,6 @@ static void close_ends_its_operations(void **state)
 
 /* --- nobody, strangers, garbage ------------------------------------------------------------ */
 
-static int listener(int *port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 8) &&
-              !getsockname(fd, (struct sockaddr *)&at, &len),
-          "a listener: %m");
-    *port = ntohs(at.sin_port);
-    return fd;
-}
-
 static int connect_to(weft_endpoint_t a, int port, int timeout_ms)
 {
     char text[64];
@@ -335,7 +323,7 @@ static void to_nobody(void **state)
     weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
     char bytes[WEFT_METADATA_MAX];
     weft_conn_t conn;
-    int port, fd = listener(&port), len = metadata_of(b, bytes);
+    int port, fd = duo_listener(&port), len = metadata_of(b, bytes);
     close(fd);
     connect_to(a, port, 3000);
     WEFT_OK(weft_endpoint_close(b));
@@ -348,7 +336,7 @@ static void to_one_who_says_nothing(void **state)
 {
     (void)state;
     weft_endpoint_t a = duo_endpoint();
-    int port, fd = listener(&port);
+    int port, fd = duo_listener(&port);
     assert_int_equal(connect_to(a, port, 150), WEFT_ETIMEOUT);
     close(fd);
     WEFT_OK(weft_endpoint_close(a));
@@ -363,7 +351,7 @@ static void speak_garbage(int fd, void *arg)
 {
     struct stranger *s = arg;
     char bytes[4096] = {0};
-    int port, at = listener(&port);
+    int port, at = duo_listener(&port);
     test_send(fd, &port, sizeof port);
     int peer = accept(at, NULL, NULL);
     if (s->seed)

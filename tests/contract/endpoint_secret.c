@@ -233,18 +233,6 @@ static int dial(int port)
     return fd;
 }
 
-static int listener(int *port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 8) &&
-              !getsockname(fd, (struct sockaddr *)&at, &len),
-          "a listener: %m");
-    *port = ntohs(at.sin_port);
-    return fd;
-}
-
 /* All that comes until the end of the connection, which must come. */
 static size_t read_all(int fd, uint8_t *bytes, size_t cap)
 {
@@ -397,7 +385,7 @@ static struct metadata metadata_via(weft_endpoint_t endpoint, int port)
 static int connect_via(struct relay *r, weft_endpoint_t from, weft_endpoint_t to, int timeout_ms,
                        weft_conn_t *conn)
 {
-    r->listener = listener(&r->port);
+    r->listener = duo_listener(&r->port);
     r->target = weft_endpoint_port(to);
     r->len[0] = r->len[1] = 0;
     assert_int_equal(pthread_create(&r->thread, NULL, relay_run, r), 0);
@@ -487,7 +475,7 @@ static void a_replay_to_the_active_side_is_refused(void **state)
     record(a, b);
     for (int echo = 0; echo < 2; echo++) {
         int port;
-        struct speaker s = {.listener = listener(&port), .echo = echo};
+        struct speaker s = {.listener = duo_listener(&port), .echo = echo};
         pthread_t thread;
         assert_int_equal(pthread_create(&thread, NULL, speak, &s), 0);
         struct metadata m = metadata_via(b, port);

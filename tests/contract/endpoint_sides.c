@@ -96,18 +96,6 @@ static weft_endpoint_t endpoint_at(const char *host, int port, bool secret)
     return endpoint;
 }
 
-static int silent_listener(int *port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(!bind(fd, (struct sockaddr *)&at, len) && !listen(fd, 8) &&
-              !getsockname(fd, (struct sockaddr *)&at, &len),
-          "a listener: %m");
-    *port = ntohs(at.sin_port);
-    return fd;
-}
-
 static void twins_open(struct twins *t, bool silent, bool secret)
 {
     static const char list[] = "\2\x09\0"
@@ -117,7 +105,7 @@ static void twins_open(struct twins *t, bool silent, bool secret)
     int port = 0;
     *t = (struct twins){.a = endpoint_at("127.0.0.1", 0, secret), .fd = -1};
     if (silent)
-        t->fd = silent_listener(&port);
+        t->fd = duo_listener(&port);
     else
         t->other = endpoint_at("127.0.0.1", 0, secret);
     t->b = endpoint_at("127.0.0.2", silent ? port : weft_endpoint_port(t->other), secret);
