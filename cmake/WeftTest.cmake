@@ -4,7 +4,7 @@
 #   weft_add_test(NAME SOURCES file... [LABELS label...] [TIMEOUT seconds] [LIBRARIES target...]
 #                 [ENVIRONMENT "X=y"...] [SHARED])
 #       One cmocka program and one ctest entry. It is linked with libweft.a, so it may call what
-#       core/internal.h declares; SHARED: with libweft.so, so only what is public.
+#       the headers of core/ declare; SHARED: with libweft.so, so only what is public.
 #
 #   weft_add_test_library(NAME SOURCES file...)
 #       What several test programs share, compiled once; they name it under LIBRARIES.

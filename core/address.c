@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Socket addresses as text and back. */
-#include "internal.h"
+#include "util.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -19,7 +19,11 @@
  *
  * The boot lock is held in every function that has a boot.
  */
-#include "internal.h"
+#include "auth.h"
+#include "boot.h"
+#include "endpoint.h"
+#include "handshake.h"
+#include "util.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,7 +8,13 @@
  * stranger costs one socket, WEFT__FRAME_MAX bytes (WEFT__AUTH_FRAME where it has to prove that it
  * knows the secret) and no more than its deadline.
  */
-#include "internal.h"
+#include "boot.h"
+#include "auth.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "handshake.h"
+#include "progress.h"
+#include "util.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <inttypes.h>
 
-#include "internal.h"
+#include "weft/transport.h"
 
 static int refuse(const struct weft_cmd *cmd, const char *why)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every setting of Weft, in one table. Nothing else in the library calls getenv. */
-#include "internal.h"
+#include "handshake.h"
+#include "util.h"
 
 #include <errno.h>
 #include <inttypes.h>

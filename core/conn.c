@@ -6,7 +6,15 @@
  * side closes it, then DOWN for good. Going down ends every operation; those whose memory a
  * transport still holds end when their link is closed, which the lanes do at once.
  */
-#include "internal.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "match.h"
+#include "msg.h"
+#include "op.h"
+#include "progress.h"
+#include "stripe.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdatomic.h>

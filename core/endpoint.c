@@ -1,6 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The endpoint: open, close, metadata, connect, accept, notifications. */
-#include "internal.h"
+#include "endpoint.h"
+#include "auth.h"
+#include "boot.h"
+#include "conn.h"
+#include "lane.h"
+#include "match.h"
+#include "mem.h"
+#include "msg.h"
+#include "notify.h"
+#include "op.h"
+#include "progress.h"
+#include "registry.h"
+#include "util.h"
+#include "weft/gpu.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

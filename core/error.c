@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Error codes, their texts, and the sentence of the last failure in each thread. */
-#include "internal.h"
+#include "weft/transport.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -6,9 +6,10 @@
  * that are using the object. Slots are never unmapped, so a stale handle can be looked up safely;
  * generations start at a random value, so one from another process is not mistaken for ours.
  */
-#include "internal.h"
+#include "util.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <time.h>

@@ -19,7 +19,16 @@
  *
  * The boot lock is held in every function here.
  */
-#include "internal.h"
+#include "handshake.h"
+#include "auth.h"
+#include "boot.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "mem.h"
+#include "progress.h"
+#include "registry.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdatomic.h>

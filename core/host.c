@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which host this is: the same boot of the same kernel, seen from the same network namespace. */
-#include "internal.h"
+#include "util.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -10,7 +10,14 @@
  * A thread that is going to hold the endpoint lock with the lane lock in hand anyway (who posts,
  * who dispatches comps) takes what it pushes along (lane->held): no flag, no second look.
  */
-#include "internal.h"
+#include "lane.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "mem.h"
+#include "msg.h"
+#include "progress.h"
+#include "registry.h"
+#include "stripe.h"
 
 #include <errno.h>
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Log lines: a level per subsystem from WEFT_LOG, to standard error or to the caller's function. */
-#include "internal.h"
+#include "util.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -3,7 +3,7 @@
  * Message authentication codes: HMAC-SHA-256 of OpenSSL's libcrypto, which is opened when the first
  * one is asked for. An endpoint without a shared secret never asks.
  */
-#include "internal.h"
+#include "util.h"
 
 #ifdef WEFT_WITH_OPENSSL
 

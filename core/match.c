@@ -12,7 +12,15 @@
  *
  * The endpoint lock is held in every function here.
  */
-#include "internal.h"
+#include "match.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "mem.h"
+#include "msg.h"
+#include "notify.h"
+#include "op.h"
+#include "stripe.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdatomic.h>

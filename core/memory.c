@@ -3,7 +3,14 @@
  * Registered memory: registrations with every nic of an endpoint, the mems that share them, and
  * the 64-byte remotes that describe pieces of them to peers.
  */
-#include "internal.h"
+#include "mem.h"
+
+#include "endpoint.h"
+#include "lane.h"
+#include "op.h"
+#include "progress.h"
+#include "util.h"
+#include "weft/gpu.h"
 
 #include <endian.h>
 #include <errno.h>

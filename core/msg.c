@@ -9,7 +9,15 @@
  *
  * The endpoint lock is held in every function here.
  */
-#include "internal.h"
+#include "msg.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "match.h"
+#include "op.h"
+#include "progress.h"
+#include "stripe.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -9,7 +9,12 @@
  *
  * The endpoint lock is held in every function here.
  */
-#include "internal.h"
+#include "notify.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "match.h"
+#include "op.h"
+#include "progress.h"
 
 #include <errno.h>
 #include <stdlib.h>

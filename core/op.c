@@ -6,7 +6,16 @@
  * flight, messages the peer has not taken, deregistrations. It is done when it is in no queue and
  * nothing is pending. Memory of ops is never unmapped, so a stale handle can be looked up safely.
  */
-#include "internal.h"
+#include "op.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "match.h"
+#include "mem.h"
+#include "msg.h"
+#include "progress.h"
+#include "stripe.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdatomic.h>

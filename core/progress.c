@@ -9,7 +9,11 @@
  * their conditions and the threads on the descriptors; while a caller drives, the first thread stays
  * out of its way. With several, each thread has its own lanes, and callers drive those of the first.
  */
-#include "internal.h"
+#include "progress.h"
+#include "boot.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "match.h"
 
 #include <errno.h>
 #include <poll.h>

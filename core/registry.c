@@ -6,11 +6,14 @@
  * lacks a required function. Optional functions that are missing get their default here, so no
  * caller ever tests for NULL.
  */
-#include "internal.h"
+#include "registry.h"
+#include "weft/gpu.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

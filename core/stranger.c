@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the callers that nobody knows makes room for another. */
-#include "internal.h"
+#include "weft/transport.h"
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <string.h>
 
 /* Random, so that no one can choose addresses that are counted as somebody else's. */

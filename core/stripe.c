@@ -12,7 +12,14 @@
  *
  * The endpoint lock is held in every function here.
  */
-#include "internal.h"
+#include "stripe.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "mem.h"
+#include "msg.h"
+#include "op.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The clock and the random source. */
-#include "internal.h"
+#include "util.h"
 
 #include <errno.h>
 #include <sys/random.h>

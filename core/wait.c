@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What callers do with operations that they posted: poll, wait, cancel; and the blocking forms. */
-#include "internal.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "op.h"
+#include "progress.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdatomic.h>

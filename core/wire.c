@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Little-endian encoding and bounds-checked decoding of what crosses a wire. */
-#include "internal.h"
+#include "util.h"
 
 #include <endian.h>
 #include <string.h>

@@ -6,7 +6,9 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
-#include "internal.h"
+#include "lane.h"
+#include "registry.h"
+#include "util.h"
 #include "meet.h"
 
 /* Side B's agent is started by a launcher, which may have to queue for its hosts. */

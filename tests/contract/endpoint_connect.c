@@ -8,7 +8,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "internal.h"
+#include "registry.h"
 
 #define T TEST_DEADLINE_MS
 

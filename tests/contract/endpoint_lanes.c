@@ -6,7 +6,7 @@
  */
 #include "duo.h"
 
-#include "internal.h"
+#include "registry.h"
 
 #define T TEST_DEADLINE_MS
 #define MIB ((size_t)1 << 20)

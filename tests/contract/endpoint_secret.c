@@ -13,7 +13,9 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
-#include "internal.h"
+#include "handshake.h"
+#include "registry.h"
+#include "util.h"
 
 #define T TEST_DEADLINE_MS
 /* Bootstrap frames, all together, of one direction. */

@@ -6,8 +6,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "internal.h"
-
 #define T TEST_DEADLINE_MS
 
 static void conn_info(struct host *host, void *arg)

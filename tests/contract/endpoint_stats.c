@@ -2,7 +2,7 @@
 /* What a conn counts, and what it says of its path. */
 #include "duo.h"
 
-#include "internal.h"
+#include "registry.h"
 
 #define T TEST_DEADLINE_MS
 

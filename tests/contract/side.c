@@ -2,7 +2,7 @@
 /* One nic under test: everything that its poll returns is filed and judged. See pair.h. */
 #include "pair.h"
 
-#include "internal.h"
+#include "registry.h"
 
 #define MAX_COMPS 64
 /* Comps of a cmd carry this back: never 0, and all 64 bits matter. */

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
-#include "internal.h"
+#include "registry.h"
 
 #define PROBERS 4
 

@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "util.h"
+#include "weft/endpoint.h"
 
 static weft_endpoint_t endpoint;
 static weft_mem_t mem;

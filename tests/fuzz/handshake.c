@@ -12,7 +12,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "handshake.h"
+#include "auth.h"
+#include "boot.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "progress.h"
+#include "util.h"
 #include "stub.h"
 
 #define MAGIC 0x54464557u

@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mem.h"
 #include "peer.h"
+#include "progress.h"
 
 #define STEPS 96
 #define OPS 32      /* of one input */

@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "fuzz.h"
+#include "lane.h"
+#include "progress.h"
 
 #define OWNER 0x04030201u /* of the peer's remotes */
 

@@ -6,8 +6,11 @@
 #ifndef WEFT_FUZZ_PEER_H
 #define WEFT_FUZZ_PEER_H
 
-#include "internal.h"
+#include "conn.h"
+#include "endpoint.h"
+#include "msg.h"
 #include "stub.h"
+#include "util.h"
 
 /* An endpoint with a nic of each stub transport, the second without ADD64. No progress threads. */
 struct weft__endpoint *peer_endpoint_open(weft_endpoint_t *endpoint);

@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "boot.h"
 #include "fuzz.h"
 #include "peer.h"
 

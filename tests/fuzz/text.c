@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal.h"
+#include "registry.h"
+#include "util.h"
 #include "transports/fault/fault.h"
 
 /* What was accepted is in force, and read as a value within its bounds. */

@@ -9,7 +9,7 @@
 
 #include "helpers.h"
 
-#include "internal.h"
+#include "msg.h"
 #include "transports/tcp/tcp_wire.h"
 
 #define BARE_LINKS 2

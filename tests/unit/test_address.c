@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "internal.h"
+#include "util.h"
 
 static void forms_that_are_read(void **state)
 {

@@ -15,7 +15,8 @@
 
 #include <sys/stat.h>
 
-#include "internal.h"
+#include "auth.h"
+#include "endpoint.h"
 
 static uint8_t secret[32];
 static struct weft__endpoint ep; /* only its key is used */

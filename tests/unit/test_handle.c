@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "internal.h"
+#include "util.h"
 
 static void a_handle_names_its_object(void **state)
 {

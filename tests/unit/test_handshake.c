@@ -12,7 +12,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "internal.h"
+#include "handshake.h"
+#include "util.h"
 
 enum { HELLO = 1, OFFER = 2, LINKS = 3, READY = 4, DONE = 5, NO = 6, REJECT = 7 };
 

@@ -2,6 +2,12 @@
 /* Peers that have come in and mean no good: each costs a bounded amount, and others go on. */
 #include "bare_peer.h"
 
+#include "conn.h"
+#include "endpoint.h"
+#include "match.h"
+#include "mem.h"
+#include "util.h"
+
 #define T TEST_DEADLINE_MS
 /* More than anyone may have outstanding, so the endpoint has to end it before. */
 #define MANY 100000

@@ -4,7 +4,7 @@
 
 #include <dlfcn.h>
 
-#include "internal.h"
+#include "util.h"
 
 /* The linker turns the library's dlopen into ours. */
 static bool hidden;

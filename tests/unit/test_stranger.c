@@ -12,8 +12,6 @@
 #include <stdatomic.h>
 #include <sys/socket.h>
 
-#include "internal.h"
-
 #define T TEST_DEADLINE_MS
 
 /* --- who makes room ------------------------------------------------------------------------------ */

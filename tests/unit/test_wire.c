@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "internal.h"
+#include "util.h"
 
 static void numbers_are_little_endian(void **state)
 {

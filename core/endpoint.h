@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An endpoint, which everything else of core hangs on, and the locks.
+ *
+ * Locks, outermost first. A thread that holds one may take only those below it:
+ *
+ *   boot lock      (endpoint)  handshakes of conns that are not up yet       handshake.c
+ *   lane lock      (lane)      the nic, its links, their backlog and flight  lane.c
+ *   endpoint lock  (endpoint)  everything else: conns, ops, messages, mems
+ *
+ * lane.h says how work comes to a nic without its lock.
+ */
+#ifndef WEFT_CORE_ENDPOINT_H
+#define WEFT_CORE_ENDPOINT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "weft/endpoint.h"
+#include "weft/transport.h"
+
+#include "lane.h"
+#include "util.h"
+
+struct weft__arrival;
+struct weft__boot;
+struct weft__conn;
+struct weft__mem;
+struct weft__op;
+struct weft__reg;
+struct weft__waiter;
+struct weft_gpu_backend;
+
+struct weft__endpoint {
+    weft_endpoint_t handle;
+    uint8_t uuid[16];
+    uint32_t pid;
+    struct weft__host host;
+    bool secured; /* has a shared secret */
+    uint8_t auth_key[WEFT_MAC];
+    const struct weft_gpu_backend *gpu;
+    const struct weft_transport *transports[WEFT__MAX_LANES];
+    int ntransports;
+    struct weft__lane *lanes[WEFT__MAX_LANES];
+    int nlanes;
+    char lane_why[256]; /* transports that were asked for and could not be opened */
+
+    /* boot lock */
+    pthread_mutex_t boot_lock;
+    struct weft__boot *boots;
+    int nboots;
+    int nguests;          /* handshakes that peers began and that are not over */
+    _Atomic(int) booting; /* handshakes under way, read without the lock */
+    int listen_fd, boot_epoll;
+    int spare_fd;                      /* see hang_up */
+    uint64_t refusals, refusal_logged; /* strangers without the secret; when that was logged */
+    _Atomic(int) reapable;             /* passive conns that went down */
+    struct weft__address bound;
+
+    /* endpoint lock */
+    pthread_mutex_t lock;
+    pthread_condattr_t monotonic; /* of the waiters' conditions */
+    struct weft__waiter *waiters; /* callers that sleep on their condition */
+    struct weft__waiter *leader;  /* a caller that sleeps, or is about to, on the descriptors */
+    _Atomic(bool) closing;        /* written under the lock, read anywhere */
+    bool passive;
+    int wake_fd;          /* eventfd: wakes the leader, or thread 0 */
+    int thread_wakes[64]; /* of thread 1 and up, nwakes of them: each sleeper takes its own */
+    int nwakes;
+    struct weft__conn *conns, *accepts, **accepts_tail;
+    _Atomic(struct weft__conn *) tells; /* conns that owe their peer a count of taken messages */
+    int nconns, naccepts, backlog;
+    struct weft__mem *mems;
+    struct weft__reg *regs;
+    struct weft__op *free_ops;
+    struct weft__wr *free_wrs;
+    struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */
+    uint64_t notif_bytes, notif_limit, notif_scan;
+    bool notifs_stalled; /* a large one waits for room */
+    bool notifs_dropped; /* some went with their conn, and are still in the list */
+    uint64_t grace_ns, spin_ns;
+    uint64_t window; /* eager bytes this side accepts per conn */
+    uint32_t eager;  /* longest message sent eagerly */
+    uint64_t chunk;  /* of transfers over several links */
+
+    pthread_t threads[64];
+    int nthreads;
+    _Atomic(bool) stop;
+    _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
+    _Atomic(uint64_t) boot_looked;
+    _Atomic(uint64_t) driven;      /* times a caller drove the lanes */
+    _Atomic(uint64_t) events;      /* things that happened while driving, ever */
+    _Atomic(uint64_t) changes;     /* and in other ways. Written under the lock. */
+    _Atomic(uint64_t) events_seen; /* of both, by weft_endpoint_progress */
+};
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A lane: one nic, the lock of whoever drives it, and its links with the commands on their way.
+ * What is marked endpoint lock is the endpoint's (endpoint.h has the order).
+ *
+ * A lane lock is never taken while the endpoint lock is held. Whoever decides under the endpoint
+ * lock that a nic has to do something pushes a struct weft__work on the lane and, after letting
+ * go, kicks the lane: it either gets the lane lock at once and does the work, or the holder does.
+ */
+#ifndef WEFT_CORE_LANE_H
+#define WEFT_CORE_LANE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "weft/transport.h"
+
+struct weft__endpoint;
+struct weft__conn;
+struct weft__op;
+struct weft__msg;
+
+#define WEFT__MAX_LANES 16
+#define WEFT__MAX_LINKS 16 /* of one conn */
+
+enum weft__work_kind {
+    WEFT__WORK_POST,  /* hand a cmd to a link */
+    WEFT__WORK_CLOSE, /* close a link */
+    WEFT__WORK_DEREG  /* deregister a mem from this lane's nic */
+};
+
+/* Something for whoever holds the lane lock to do. */
+struct weft__work {
+    struct weft__work *next;
+    enum weft__work_kind kind;
+};
+
+enum weft__wr_kind {
+    WEFT__WR_DATA, /* a piece of a WRITE or READ, or an ADD: belongs to op */
+    WEFT__WR_MSG   /* a message of the conn's own protocol: belongs to msg */
+};
+
+/* One cmd on its way: from fill to comp. */
+struct weft__wr {
+    struct weft__work work;         /* first: in the lane's queue, then the link's backlog */
+    struct weft__wr *fprev, *fnext; /* in the link's flight list */
+    struct weft__link *link;
+    enum weft__wr_kind kind;
+    struct weft_cmd cmd;
+    struct weft__op *op;
+    struct weft__msg *msg;
+    size_t piece; /* of op: which piece the cmd is part of */
+};
+
+/* A conn's use of a nic. */
+struct weft__link {
+    struct weft__work close_work;
+    struct weft_link *tl; /* the transport's; NULL once closed. Lane lock. */
+    struct weft__lane *lane;
+    struct weft__conn *conn;
+    int index;     /* in conn->links, the same on both sides */
+    int peer_lane; /* index of the peer's nic among its lanes */
+    /* lane lock */
+    struct weft__wr *backlog, **backlog_tail;
+    struct weft__wr *flight;
+    struct weft__link *stalled_next;
+    bool stalled; /* in lane->stalled */
+    /* endpoint lock */
+    bool up;        /* connected, cmds may be assigned */
+    bool closing;   /* close_work was pushed */
+    bool closed;    /* close_work was done */
+    uint32_t owned; /* wrs assigned and not ended */
+    int status;     /* why it went down */
+};
+
+/* One nic, and the lock that whoever drives it holds. */
+struct weft__lane {
+    struct weft__endpoint *endpoint;
+    const struct weft_transport *transport; /* inner one, for its name, under fault */
+    struct weft_nic *nic;
+    int index; /* in endpoint->lanes */
+    int nth;   /* among the lanes of its transport */
+    pthread_mutex_t lock;
+    /* endpoint lock */
+    struct weft__work *queue, **queue_tail;
+    uint32_t nqueued;
+    bool held; /* who holds the endpoint lock holds the lane's, too, and takes the queue along */
+    /* lane lock, but for the atomic ones */
+    _Atomic(bool) waiting;      /* there is work in the queue */
+    _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
+    _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
+    struct weft__link *stalled; /* links with a backlog the nic would not take */
+    struct weft__work *retry;   /* deregistrations that must wait */
+    int lost;                   /* the nic failed: its code */
+};
+
+int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
+                    const char *fault, const char *bind_host, struct weft__lane **out);
+void weft__lane_close(struct weft__lane *lane);
+/* Endpoint lock held; then, without it: kick. */
+void weft__lane_push(struct weft__lane *lane, struct weft__work *work);
+/* No lane or endpoint lock held (another lane's lock may be). */
+void weft__lane_kick(struct weft__lane *lane);
+/* The endpoint lock for who is going to post to a conn, and with it, if it is free, the lock of the
+ * lane that the conn goes by: unlock then hands what was pushed to the nic. more: the caller will
+ * post again at once; what was pushed may wait for that. */
+struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more);
+void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool more);
+/* For a call into the nic from outside: blocks while another thread drives it. */
+void weft__lane_lock(struct weft__lane *lane);
+void weft__lane_unlock(struct weft__lane *lane);
+/* Do queued work, poll once, handle comps. Returns things that happened, 0 also when another
+ * thread holds the lane. */
+int weft__lane_progress(struct weft__lane *lane);
+/* Get ready to sleep: fd, -1 if the nic has none, or WEFT_EAGAIN if there is work. */
+int weft__lane_arm(struct weft__lane *lane);
+/* Who stops polling a lane on which another thread sleeps calls this: a poll takes the wake-up
+ * that the other one armed, and without it that one would sleep on while there is work. */
+void weft__lane_rearm(struct weft__lane *lane);
+static inline void weft__lane_disarm(struct weft__lane *lane)
+{
+    __atomic_fetch_sub((int *)&lane->sleeping, 1, __ATOMIC_SEQ_CST);
+}
+
+#endif

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operations: from weft_post (op.c) to the status read (wait.c). */
+#ifndef WEFT_CORE_OP_H
+#define WEFT_CORE_OP_H
+
+#include <stdbool.h>
+
+#include "weft/endpoint.h"
+
+struct weft__arrival;
+struct weft__conn;
+struct weft__endpoint;
+struct weft__rec;
+struct weft__reg;
+
+/* One local-remote pair of a data operation. */
+struct weft__piece {
+    uint8_t *addr;
+    uint64_t len;
+    uint64_t raddr;
+    uint64_t rkey;         /* chosen key */
+    uint32_t rkeys[8];     /* provider keys by the peer's lane */
+    struct weft__reg *reg; /* local registration, or NULL */
+};
+
+enum weft__op_kind {
+    WEFT__OP_WRITE = WEFT_XFER_WRITE,
+    WEFT__OP_READ = WEFT_XFER_READ,
+    WEFT__OP_SEND = WEFT_XFER_SEND,
+    WEFT__OP_RECV = WEFT_XFER_RECV,
+    WEFT__OP_NOTIFY = WEFT_XFER_NOTIFY,
+    WEFT__OP_ADD = WEFT_XFER_ADD,
+    WEFT__OP_FETCH /* internal: the READ by which a large message is fetched */
+};
+
+enum weft__op_where {
+    WEFT__AT_NONE,  /* in no queue */
+    WEFT__AT_TODO,  /* conn->todo: pieces left to assign */
+    WEFT__AT_SENDQ, /* conn->stream[].sendq: message not sent yet */
+    WEFT__AT_RECVQ  /* conn->recvq: receive not matched yet */
+};
+
+struct weft__op {
+    _Atomic(uint64_t) handle; /* 0: free. Memory of ops is never unmapped. */
+    uint32_t slot, generation;
+    _Atomic(bool) done;
+    struct weft__endpoint *ep;
+    _Atomic(weft_endpoint_t) ep_handle;
+    struct weft__conn *conn;        /* NULL once done */
+    struct weft__op *prev, *next;   /* conn->ops: not done */
+    struct weft__op *qprev, *qnext; /* the queue that `where` names */
+    enum weft__op_where where;
+    enum weft__op_kind kind;
+    bool detached; /* no one will ask for it */
+    bool canceled;
+    bool visited;   /* mark of abort_ops */
+    bool finishing; /* data is there; the notification or deregistration is not */
+    int status;
+    char text[160];
+    uint32_t pending; /* wrs, messages and deregistrations that have not ended */
+    uint64_t total, bytes;
+
+    struct weft__piece one, *pieces; /* pieces == &one, or allocated */
+    size_t npieces, next_piece;
+    uint64_t next_offset;
+
+    void *notify; /* copy, sent after the data */
+    size_t notify_len;
+    bool has_notify;
+
+    uint64_t value, *result; /* ADD */
+
+    struct weft__reg **regs; /* temporary registrations of a large message */
+    size_t nregs;
+    void *bounce;               /* contiguous copy of a message in too many pieces */
+    struct weft__piece message; /* of bounce or notify */
+    bool large;                 /* message goes by rendezvous */
+    bool urgent;                /* a blocking caller waits for the peer to take the message */
+    bool more;                  /* the caller promised another operation at once */
+    struct weft__rec *rec;      /* the message as the sender remembers it */
+
+    void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
+    struct weft__arrival *arrival;       /* FETCH: the message it fetches */
+    struct weft__op *parent;             /* FETCH: the RECV it is for, or NULL */
+};
+
+/* All with the endpoint lock held. */
+struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind);
+void weft__op_free(struct weft__op *op);
+/* First failure wins. The text may be NULL. */
+void weft__op_fail(struct weft__op *op, int status, const char *text);
+/* A part has ended; ends the op when it was the last. */
+void weft__op_unpend(struct weft__op *op);
+/* Ends the op if nothing of it is pending any more. */
+void weft__op_settle(struct weft__op *op);
+/* The conn is down: drop what has not started. */
+void weft__op_abort(struct weft__op *op, int status, const char *text);
+/* Drop what has not started; the op ends when the rest has. */
+void weft__op_cancel(struct weft__op *op);
+void weft__op_pool_free(struct weft__endpoint *ep);
+/* End the temporary registrations of a large message; the op waits for that. */
+void weft__op_shut_regs(struct weft__op *op);
+
+/* The op of a handle, or NULL. No lock held. */
+struct weft__op *weft__op_at(weft_op_t handle);
+/* Make the handle of an op that is done stale: true for one of several callers, who then owns the
+ * op and gives it back with weft__op_retire. No lock needed. */
+bool weft__op_claim(struct weft__op *op, weft_op_t handle);
+void weft__op_retire(struct weft__op *op);
+/* The op of a handle and its endpoint, which is kept alive until weft__handle_put(*ep_handle); NULL
+ * and a sentence if there is none. No lock held; the op may be another one by the time there is. */
+struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
+                               weft_endpoint_t *ep_handle);
+/* weft_post; urgent: the caller is going to wait. No lock held. */
+int weft__post(weft_conn_t conn, const struct weft_xfer *xfer, bool urgent, weft_op_t *op);
+
+/* Doubly linked queues of ops through qprev/qnext. */
+struct weft__opq {
+    struct weft__op *head, *tail;
+};
+void weft__opq_push(struct weft__opq *q, struct weft__op *op, enum weft__op_where where);
+void weft__opq_remove(struct weft__opq *q, struct weft__op *op);
+
+#endif
