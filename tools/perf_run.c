@@ -45,12 +45,15 @@ static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_
 static struct weft_xfer xfer_template(const struct perf_worker *w)
 {
     bool one_sided = w->run.test == PERF_WRITE || w->run.test == PERF_READ;
-    uint32_t pieces = w->run.test == PERF_ADD || w->run.test == PERF_NOTIFY ? 0 : w->run.layout.iovs;
+    uint32_t pieces = w->run.test == PERF_ADD || w->run.test == PERF_NOTIFY ? 0
+                                                                            : w->run.layout.iovs;
     return (struct weft_xfer){.struct_size = sizeof(struct weft_xfer),
                               .op = xfer_ops[w->run.test],
                               .nlocal = pieces,
                               .remote = w->remotes,
-                              .nremote = one_sided ? pieces : w->run.test == PERF_ADD ? 1 : 0};
+                              .nremote = one_sided                 ? pieces
+                                         : w->run.test == PERF_ADD ? 1
+                                                                   : 0};
 }
 
 /* now: when the caller last looked at the clock, which costs as much as a small operation. */
@@ -170,9 +173,13 @@ static int collect_recvs(struct perf_worker *w)
         }
         w->arrived++;
         w->recvs.done++;
+        /* answer at once: before polling again, for what is owed rides on the answer, and before
+         * the next receive is posted, which the peer does not need until it has answered */
+        if (w->run.pingpong && post_more(w))
+            return -1;
         if (w->recvs.posted < w->run.iters && post_recv(w))
             return -1;
-        if (w->run.pingpong) /* answer before polling again: what is owed rides on the answer */
+        if (w->run.pingpong)
             return 0;
     }
     return 0;
