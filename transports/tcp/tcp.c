@@ -15,8 +15,10 @@
 /* What one link may send of that before the next one has its turn. */
 #define TURN_BYTES (512 * 1024)
 #define EVENTS 64
-/* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. */
-#define QUIET_POLLS 32
+/* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. The
+ * more often it has told of nothing but them, the less often, up to some 50 us. */
+#define QUIET_LEAST 32
+#define QUIET_MOST 128
 /* A hot socket that had nothing in so many polls in a row is not hot any more. */
 #define HOT_MISSES 200
 /* Polls between looks at the clock, about a millisecond while polling. */
@@ -100,6 +102,7 @@ static struct tcp_nic *nic_new(void)
     nic->ready_tail = &nic->ready;
     nic->parked_tail = &nic->parked;
     nic->unread_tail = &nic->unread;
+    nic->patience = QUIET_LEAST;
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         nic->half[i].fd = -1;
     read_settings(nic);
@@ -375,8 +378,10 @@ static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t ev
         tcp_rx_unread(sock);
         return;
     }
-    if (!sock->hot)
-        nic->quiet = QUIET_POLLS; /* more than the hot ones are at work: ask again at once */
+    if (!sock->hot) { /* more than the hot ones are at work: ask again at once */
+        nic->quiet = QUIET_MOST;
+        nic->patience = QUIET_LEAST;
+    }
     if (tcp_rx_turn(poll, sock))
         make_hot(nic, sock);
 }
@@ -409,6 +414,7 @@ static void read_epoll(struct tcp_poll *poll)
     struct epoll_event events[EVENTS];
     int n = epoll_wait(nic->epoll_fd, events, EVENTS, 0);
     nic->quiet = 0;
+    nic->patience = nic->patience < QUIET_MOST ? 2 * nic->patience : QUIET_MOST;
     nic->stale = false;
     /* All of them: it does not tell of an edge again. */
     for (int i = 0; i < n; i++) {
@@ -442,7 +448,7 @@ static bool ask_epoll(struct tcp_nic *nic)
 {
     if (nic->was_woken && !nic->woken)
         return false;
-    return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= QUIET_POLLS;
+    return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= nic->patience;
 }
 
 static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
@@ -503,6 +509,6 @@ static int tcp_wait_fd(struct weft_nic *base)
         return WEFT_EAGAIN;
     set_timer(nic);
     nic->woken = true;
-    nic->quiet = QUIET_POLLS; /* what ends the sleep may be no hot socket */
+    nic->quiet = QUIET_MOST; /* what ends the sleep may be no hot socket */
     return nic->epoll_fd;
 }

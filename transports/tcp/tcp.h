@@ -237,8 +237,9 @@ struct tcp_nic {
     struct tcp_sock *unread, **unread_tail; /* may have bytes that epoll will not tell of again */
     uint32_t nunread;
     struct tcp_sock *hot[TCP_HOT];
-    uint32_t nhot, nblocked, quiet; /* quiet: polls since epoll was asked */
-    uint32_t nunproven;             /* sockets that are */
+    uint32_t nhot, nblocked;
+    uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
+    uint32_t nunproven;       /* sockets that are */
     bool timer_set;
     bool stale; /* sockets were read of which epoll has still to tell */
     bool woken; /* wait_fd was called since the last poll: epoll knows better than the hot list */
