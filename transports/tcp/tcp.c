@@ -211,7 +211,7 @@ static void take_back_bufs(struct tcp_nic *nic)
     }
 }
 
-struct tcp_op *tcp_op_new(struct tcp_link *link)
+struct tcp_op *tcp_op_take(struct tcp_link *link)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
     struct tcp_op *op = nic->free_ops;
@@ -219,12 +219,20 @@ struct tcp_op *tcp_op_new(struct tcp_link *link)
         nic->free_ops = op->next;
     else if (!(op = malloc(sizeof(*op))))
         return NULL;
-    memset(op, 0, offsetof(struct tcp_op, copy));
     op->link = link;
+    op->prev_op = NULL;
     op->next_op = link->ops;
     if (op->next_op)
         op->next_op->prev_op = op;
     link->ops = op;
+    return op;
+}
+
+struct tcp_op *tcp_op_new(struct tcp_link *link)
+{
+    struct tcp_op *op = tcp_op_take(link);
+    if (op)
+        memset(&op->op, 0, offsetof(struct tcp_op, copy) - offsetof(struct tcp_op, op));
     return op;
 }
 

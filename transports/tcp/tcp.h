@@ -267,7 +267,10 @@ static inline struct tcp_nic *tcp_nic_of(const struct tcp_link *link)
 struct tcp_buf *tcp_buf_get(struct tcp_nic *nic);
 /* Gives back a buffer; the bytes that a comp of this poll points to stay until the next. */
 void tcp_buf_put(struct tcp_nic *nic, struct tcp_buf *buf);
+/* All zero, but for its place in the link's list. */
 struct tcp_op *tcp_op_new(struct tcp_link *link);
+/* The same, but nothing else in it is filled in. */
+struct tcp_op *tcp_op_take(struct tcp_link *link);
 void tcp_op_free(struct tcp_op *op);
 /* Free an op that is done. */
 void tcp_op_forget(struct tcp_op *op);
@@ -322,6 +325,8 @@ bool tcp_out_fits(struct tcp_sock *sock, uint64_t len);
 void tcp_out_head(struct tcp_sock *sock, struct tcp_frame *frame);
 /* The next len bytes of op, behind its head; mem is kept busy until they are sent. */
 void tcp_out_payload(struct tcp_sock *sock, struct tcp_op *op, uint32_t len, struct tcp_mem *mem);
+/* All of a short SEND or WRITE, which op stands for: it was staged. The caller has made room. */
+void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_cmd *cmd);
 /* A frame of op with payload that the peer will count. */
 void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame);
 /* Send until the socket is full. Returns bytes sent. */

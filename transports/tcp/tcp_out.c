@@ -102,6 +102,13 @@ void tcp_out_head(struct tcp_sock *sock, struct tcp_frame *frame)
 static void stage_copy(struct tcp_sock *sock, struct tcp_op *op, uint32_t len)
 {
     struct tcp_buf *buf = sock->out;
+    const struct weft_iov_local *first = &op->iov[op->at.index];
+    if (first->len - op->at.offset >= len) {
+        memcpy(buf->data + buf->tail, (const char *)first->addr + op->at.offset, len);
+        op->at.offset += len;
+        buf->tail += len;
+        return;
+    }
     for (uint32_t done = 0; done < len;) {
         struct iovec piece;
         int n = 0;
@@ -144,14 +151,44 @@ bool tcp_out_fits(struct tcp_sock *sock, uint64_t len)
            tcp_out_room(sock, need, TCP_OUT_CMDS);
 }
 
+/* What was just staged is acknowledged by the peer's count. */
+static void flight_add(struct tcp_sock *sock, struct tcp_op *op)
+{
+    uint32_t last = sock->flight_first + sock->nflight++;
+    last -= last < sock->window ? 0 : sock->window;
+    sock->flight[last] = (struct tcp_flight){.op = op, .end = sock->staged};
+}
+
 /* A frame that the peer counts. */
 void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame)
 {
     tcp_out_head(sock, frame);
     tcp_out_payload(sock, op, frame->len, NULL);
-    uint32_t last = (sock->flight_first + sock->nflight++) % sock->window;
-    sock->flight[last] = (struct tcp_flight){.op = op, .end = sock->staged};
+    flight_add(sock, op);
     op->pending++;
+}
+
+void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_cmd *cmd)
+{
+    struct tcp_buf *buf = sock->out;
+    uint8_t *start = buf->data + buf->tail, *at = start;
+    struct tcp_frame frame = {.type = TCP_SEND, .len = (uint32_t)cmd->len};
+    ack_fill(sock->link, &frame);
+    if (cmd->op == WEFT_OP_WRITE) {
+        frame.type = TCP_WRITE;
+        frame.word[0] = cmd->remote_key;
+        frame.word[1] = cmd->remote_addr;
+        at += tcp_frame_encode(at, &frame);
+    } else {
+        at += tcp_frame_encode(at, &frame);
+    }
+    const struct weft_iov_local *iov = cmd->niov ? cmd->iov : &cmd->one;
+    for (uint32_t i = 0, n = cmd->niov ? cmd->niov : 1; i < n; at += iov[i++].len)
+        if (iov[i].len)
+            memcpy(at, iov[i].addr, iov[i].len);
+    buf->tail += (uint32_t)(at - start);
+    sock->staged += (uint64_t)(at - start);
+    flight_add(sock, op);
 }
 
 /* --- sending what is staged -------------------------------------------------------------------- */

@@ -73,16 +73,21 @@ static bool start(struct tcp_link *link, struct tcp_op *op)
     }
 }
 
+static void started(struct tcp_link *link, struct tcp_op *op)
+{
+    link->started++;
+    if (op->op == WEFT_OP_FENCE)
+        tcp_op_done(op, 0);
+    else if (tcp_is_bulk(op))
+        tcp_queue_push(&link->bulk, op);
+}
+
 void tcp_post_start(struct tcp_link *link)
 {
     struct tcp_op *op;
     while ((op = link->todo.head) && start(link, op)) {
         tcp_queue_pop(&link->todo);
-        link->started++;
-        if (op->op == WEFT_OP_FENCE)
-            tcp_op_done(op, 0);
-        else if (tcp_is_bulk(op))
-            tcp_queue_push(&link->bulk, op);
+        started(link, op);
     }
 }
 
@@ -124,6 +129,44 @@ static void op_keep_inline(struct tcp_op *op)
     op->at = (struct tcp_cursor){0, 0};
 }
 
+/* Most are short and find room: straight into the out buffer. False: not this one. */
+static bool post_short(struct tcp_link *link, const struct weft_cmd *cmd)
+{
+    struct tcp_sock *sock = &link->socks[0];
+    bool kind = cmd->op == WEFT_OP_WRITE || cmd->op == WEFT_OP_SEND;
+    if (!kind || cmd->len > TCP_COPY_MAX || link->todo.head || sock->nflight == sock->window ||
+        !tcp_out_fits(sock, cmd->len))
+        return false;
+    struct tcp_op *op = tcp_op_take(link);
+    if (!op)
+        return false;
+    op->op = cmd->op;
+    op->is_answer = false;
+    op->pending = 1;
+    op->status = 0;
+    op->len = op->staged = cmd->len;
+    op->ctx = cmd->ctx;
+    tcp_out_short(sock, op, cmd);
+    link->started++;
+    return true;
+}
+
+/* False: no memory. */
+static bool post_any(struct tcp_link *link, const struct weft_cmd *cmd)
+{
+    struct tcp_op *op = op_of_cmd(link, cmd);
+    if (!op)
+        return false;
+    if (!link->todo.head && start(link, op)) {
+        started(link, op);
+        return true;
+    }
+    tcp_queue_push(&link->todo, op);
+    if (cmd->flags & WEFT_CMD_INLINE)
+        op_keep_inline(op);
+    return true;
+}
+
 int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 {
     struct tcp_link *link = (struct tcp_link *)base;
@@ -135,17 +178,12 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     int i = 0;
     for (; i < n && link->posted < link->depth; i++) {
         int rc = weft_cmd_check(&base->nic->attr, &cmds[i]);
-        struct tcp_op *op = rc < 0 ? NULL : op_of_cmd(link, &cmds[i]);
         if (rc < 0 && i == 0)
             return rc;
-        if (!op)
+        if (rc < 0 || !(post_short(link, &cmds[i]) || post_any(link, &cmds[i])))
             break;
         link->posted++;
-        base->nic->bulk = op->len > TCP_BULK_MIN;
-        tcp_queue_push(&link->todo, op);
-        tcp_post_start(link);
-        if ((cmds[i].flags & WEFT_CMD_INLINE) && link->todo.head)
-            op_keep_inline(op);
+        base->nic->bulk = cmds[i].len > TCP_BULK_MIN;
     }
     int64_t budget = POST_BUDGET;
     if (i > 0 && idle && !(cmds[i - 1].flags & WEFT_CMD_MORE))
@@ -163,6 +201,8 @@ bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
         return false;
     struct tcp_sock *sock = &link->socks[index];
     uint32_t n = count - sock->acked;
+    if (n == 0)
+        return true;
     if (n > sock->nflight)
         return false;
     for (; n > 0; n--) {

@@ -233,8 +233,35 @@ static enum step begin_type(struct tcp_poll *poll, struct tcp_sock *sock,
     }
 }
 
+/* Most frames are short WRITEs, and here as a whole. False: not this one, or it is to be refused. */
+static bool short_write(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    struct tcp_buf *buf = sock->rx.buf;
+    const uint8_t *head = buf->data + buf->head;
+    const uint32_t size = TCP_HEAD + 8 * 2;
+    uint32_t avail = buf->tail - buf->head;
+    if (avail < size || head[0] != TCP_WRITE || tcp_get16(head + 2) != 0)
+        return false;
+    uint32_t len = tcp_get32(head + 8);
+    uint64_t addr = tcp_get64(head + TCP_HEAD + 8);
+    struct tcp_mem *mem;
+    if (len > TCP_COPY_MAX || avail < size + len ||
+        tcp_mem_find(poll->nic, tcp_get64(head + TCP_HEAD), addr, len, WEFT_ACCESS_WRITE, &mem))
+        return false;
+    if (sock->index == 0 && !tcp_post_acked(sock->link, head[1], tcp_get32(head + 4)))
+        return false;
+    memcpy((void *)(uintptr_t)addr, head + size, len);
+    buf->head += size + len;
+    poll->budget -= FRAME_COST;
+    poll->nic->base.bulk = 0;
+    count_executed(sock);
+    return true;
+}
+
 static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
 {
+    if (short_write(poll, sock))
+        return STEP_ON;
     struct tcp_buf *buf = sock->rx.buf;
     struct tcp_frame frame;
     int size = tcp_frame_decode(buf->data + buf->head, buf->tail - buf->head, &frame);

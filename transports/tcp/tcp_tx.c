@@ -206,10 +206,25 @@ bool tcp_tx_queued(const struct tcp_link *link)
     return link->todo.head || link->bulk.head || link->answers.head;
 }
 
+/* Acks that may still find a frame to ride on are all that it has to send. */
+static bool only_acks(const struct tcp_link *link)
+{
+    if (tcp_tx_queued(link) || link->acks_poll != tcp_nic_of(link)->polls)
+        return false;
+    for (uint32_t i = 0; i < link->nsocks; i++)
+        if (link->socks[i].staged != link->socks[i].sent)
+            return false;
+    return true;
+}
+
 void tcp_tx_run(struct tcp_link *link, int64_t *budget)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
     uint64_t sent = 1;
+    if (link->state == TCP_LINK_UP && link->acks && only_acks(link)) {
+        tcp_tx_ready(link);
+        return;
+    }
     while (link->state == TCP_LINK_UP && sent > 0 && *budget > 0) {
         sent = 0;
         start_answers(link);
@@ -221,7 +236,7 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
             struct tcp_sock *sock = &link->socks[i];
             if (sock->blocked)
                 continue;
-            if (i > 0 || link->nsocks == 1)
+            if (link->bulk.head && (i > 0 || link->nsocks == 1))
                 stage_bulk(link, sock);
             sent += tcp_out_flush(sock);
         }

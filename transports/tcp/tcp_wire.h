@@ -177,7 +177,9 @@ static inline int tcp_frame_decode(const uint8_t *buf, uint32_t avail, struct tc
     frame->ack = tcp_get32(buf + 4);
     frame->len = tcp_get32(buf + 8);
     frame->id = tcp_get32(buf + 12);
-    for (int i = 0; i < words; i++)
+    /* mostly there is more behind it, and a loop of known length costs less */
+    int known = avail >= TCP_FRAME_MAX ? TCP_WORDS : words;
+    for (int i = 0; i < known; i++)
         frame->word[i] = tcp_get64(buf + TCP_HEAD + 8 * i);
     return size;
 }
