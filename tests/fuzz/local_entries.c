@@ -10,7 +10,7 @@
  * Checked: a cmd ends once; nothing comes after LINK_DOWN; no memory outside of what is registered
  * or posted changes; nothing is left when the link is closed.
  */
-#include "fuzz.h"
+#include "rig.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -20,55 +20,33 @@
 #include "transports/local/local.h"
 
 #define STEPS 96
-#define OPS 48
-#define COMPS 16
 #define RING LOCAL_RING_MIN
 #define LEN 32768
-#define GUARD 4096
-#define KEY 11
-#define READ_KEY 12
-#define WORD_KEY 13
-#define WORDS 16
 
 extern const struct weft_transport weft_transport_local;
-static const struct weft_transport_ops *ops;
+static struct rig rig;
 static struct local_nic *nic;
 static struct local_segment segment = {.ring_size = RING};
-static _Alignas(64) uint8_t memory[GUARD + LEN + GUARD];
-static _Alignas(64) uint8_t theirs[GUARD + LEN + GUARD]; /* the peer's, for direct copies */
-
-struct op {
-    uint8_t *memory; /* NULL: has ended */
-    struct weft_iov_local iov[3];
-    uint8_t op;
-};
+static uint8_t *theirs; /* guarded memory of the peer's, for direct copies */
 
 struct run {
     struct fuzz_in in;
     struct local_link *link;
     struct local_ring_tx *tx; /* of the peer */
     struct local_link end;    /* the peer's */
-    bool down;
-    struct op ops[OPS];
-    int nops;
-    void *mems[3];
-    uint16_t heard[64]; /* slots of the nic's last cmds */
+    uint16_t heard[64];       /* slots of the nic's last cmds */
     uint32_t nheard;
 };
 
 static void set_up(void)
 {
-    struct weft_nic *base;
-    struct weft_nic_opts opts = {.device = "local"};
     FUZZ_OK(weft_config_set("WEFT_LOG", "error"));
     FUZZ_OK(weft_config_set("WEFT_LOCAL_RING", "16K"));
-    ops = weft_transport_local.ops;
-    FUZZ_OK(ops->open(&opts, &base));
-    nic = (struct local_nic *)base;
+    rig_open(&rig, &weft_transport_local, LEN, LOCAL_MAX_SEND);
+    nic = (struct local_nic *)rig.nic;
     /* a block of its own: what is read or written beyond the rings is seen */
     FUZZ_CHECK(posix_memalign((void **)&segment.base, 4096, LOCAL_SEGMENT_HEAD + 2 * RING) == 0);
-    memset(memory, 0x33, sizeof memory);
-    memset(theirs, 0x33, sizeof theirs);
+    theirs = rig_memory(LEN);
 }
 
 /* --- what the library calls ----------------------------------------------------------------- */
@@ -84,69 +62,17 @@ void __wrap_local_ring_read(void *dst, const void *src, size_t len)
 
 /* --- the nic -------------------------------------------------------------------------------- */
 
-static void on_comp(struct run *run, const struct weft_comp *comp)
-{
-    static uint8_t received[LOCAL_MAX_SEND];
-    FUZZ_CHECK(comp->link == &run->link->base && !run->down);
-    if (comp->op == WEFT_OP_LINK_DOWN) {
-        FUZZ_CHECK(comp->status < 0);
-        run->down = true;
-    } else if (comp->op == WEFT_OP_RECV) {
-        FUZZ_CHECK(comp->len <= sizeof received);
-        memcpy(received, comp->data, comp->len);
-    } else if (comp->ctx) {
-        FUZZ_CHECK(comp->ctx <= (uint64_t)run->nops);
-        struct op *op = &run->ops[comp->ctx - 1];
-        FUZZ_CHECK(op->memory && op->op == comp->op && comp->status <= 0);
-        free(op->memory);
-        op->memory = NULL;
-    } else {
-        FUZZ_CHECK(comp->op == WEFT_OP_WRITE_IMM);
-    }
-}
-
-static void poll_nic(struct run *run, int max)
-{
-    struct weft_comp comps[COMPS];
-    int n = ops->poll(&nic->base, comps, max);
-    FUZZ_CHECK(n >= 0 && n <= max);
-    for (int i = 0; i < n; i++)
-        on_comp(run, &comps[i]);
-}
-
 static void do_post(struct run *run)
 {
-    static const uint8_t kinds[] = {WEFT_OP_WRITE,     WEFT_OP_READ,  WEFT_OP_SEND, WEFT_OP_ADD64,
-                                    WEFT_OP_WRITE_IMM, WEFT_OP_FENCE, WEFT_OP_READ, WEFT_OP_WRITE};
     static const uint32_t sizes[] = {0, 1, 100, 2000, 4000, 5000, 20000, 8};
-    if (run->nops == OPS)
+    struct weft_cmd cmd;
+    uint8_t how;
+    if (!rig_choose(&rig, &run->in, &cmd, &how))
         return;
-    struct op *op = &run->ops[run->nops];
-    struct weft_cmd cmd = {.op = kinds[fuzz_pick(&run->in, 8)], .remote_addr = 64, .value = 3};
-    uint8_t how = fuzz_u8(&run->in);
-    uint32_t len = sizes[how % 8];
-    if (cmd.op == WEFT_OP_ADD64 || (cmd.op == WEFT_OP_SEND && len > RING / 4))
-        len = 8;
-    op->memory = malloc(len ? len : 1);
-    FUZZ_CHECK(op->memory);
-    memset(op->memory, 0x44, len);
-    op->op = cmd.op;
-    cmd.len = len;
-    cmd.ctx = (uint64_t)run->nops + 1;
-    cmd.one = (struct weft_iov_local){.addr = op->memory, .len = len};
-    if (how & 32) {
-        for (uint32_t i = 0, third = len / 3; i < 3; i++)
-            op->iov[i] = (struct weft_iov_local){.addr = op->memory + i * third,
-                                                 .len = i < 2 ? third : len - 2 * third};
-        cmd.niov = 3;
-        cmd.iov = op->iov;
-    }
-    int rc = ops->post(&run->link->base, &cmd, 1);
-    FUZZ_CHECK(rc <= 1 && (rc >= 0 || run->link->state != LOCAL_UP));
-    if (rc == 1)
-        run->nops++;
-    else
-        free(op->memory);
+    cmd.len = sizes[how % 8];
+    if (cmd.op == WEFT_OP_ADD64 || (cmd.op == WEFT_OP_SEND && cmd.len > RING / 4))
+        cmd.len = 8;
+    FUZZ_CHECK(rig_post(&rig, &cmd, how & 32) >= 0 || run->link->state != LOCAL_UP);
 }
 
 /* --- what the peer does --------------------------------------------------------------------- */
@@ -193,7 +119,7 @@ static size_t put_ranges(struct fuzz_in *in, const struct local_cmd *cmd, uint8_
     for (size_t i = 0; i < n; i++) {
         uint64_t len = i + 1 < n ? cmd->len / n : cmd->len - cmd->len / n * (n - 1);
         uint8_t how = fuzz_u8(in);
-        struct local_range range = {.addr = how >= 240 ? how : (uintptr_t)(theirs + GUARD),
+        struct local_range range = {.addr = how >= 240 ? how : (uintptr_t)(theirs + RIG_GUARD),
                                     .len = fuzz_near(in, len)};
         if (range.len > LEN && range.addr > 255)
             range.addr = 4096; /* not ours: this process is the peer, too */
@@ -202,25 +128,16 @@ static size_t put_ranges(struct fuzz_in *in, const struct local_cmd *cmd, uint8_
     return n * sizeof(struct local_range);
 }
 
-static uint64_t pick_addr(struct fuzz_in *in, uint64_t key)
-{
-    uint64_t base = (uintptr_t)(memory + GUARD);
-    if (key == WORD_KEY)
-        return fuzz_near(in, base + LEN - 8u * (1 + fuzz_pick(in, WORDS)));
-    return fuzz_near(in, base + fuzz_u16(in) % LEN);
-}
-
 static void say_cmd(struct run *run)
 {
-    static const uint64_t keys[] = {KEY, KEY, KEY, READ_KEY, WORD_KEY, 99};
     static const uint32_t lens[] = {0, 1, 8, 100, 3000, 8000, 8, 20000};
     static const uint8_t kinds[] = {WEFT_OP_WRITE, WEFT_OP_READ, WEFT_OP_SEND, WEFT_OP_ADD64,
                                     WEFT_OP_WRITE_IMM};
     struct fuzz_in *in = &run->in;
     uint8_t body[RING / 2 - 64] = {0}, op = kinds[fuzz_pick(in, 5)];
-    struct local_cmd cmd = {.how = (uint16_t)fuzz_pick(in, 4), .key = keys[fuzz_pick(in, 6)]};
+    struct local_cmd cmd = {.how = (uint16_t)fuzz_pick(in, 4), .key = rig_pick_key(in)};
     cmd.len = fuzz_near(in, lens[fuzz_pick(in, 8)]);
-    cmd.addr = pick_addr(in, cmd.key);
+    cmd.addr = rig_pick_addr(&rig, in, cmd.key);
     cmd.niov = (uint16_t)(cmd.how == LOCAL_DIRECT ? fuzz_near(in, 1 + fuzz_pick(in, 3)) : 1);
     size_t len = sizeof cmd;
     if (cmd.how == LOCAL_DIRECT)
@@ -290,22 +207,6 @@ static void scribble(struct run *run)
 
 /* --- one input ------------------------------------------------------------------------------ */
 
-static void *reg(uint64_t key, void *addr, uint64_t len, uint32_t access)
-{
-    struct weft_mem_range range = {
-        .addr = addr, .len = len, .access = access, .kind = WEFT_MEM_HOST, .key = key};
-    struct weft_mem_handle handle;
-    FUZZ_OK(ops->mem_reg(&nic->base, &range, &handle));
-    return handle.mem;
-}
-
-static void dereg(struct run *run, int i)
-{
-    if (run->mems[i])
-        FUZZ_OK(ops->mem_dereg(&nic->base, run->mems[i]));
-    run->mems[i] = NULL;
-}
-
 /* As the handshake leaves a link whose peer is in another process. */
 static void begin(struct run *run, int *far)
 {
@@ -313,7 +214,7 @@ static void begin(struct run *run, int *far)
     int sv[2];
     struct weft_link_opts opts = {.role = how & 1 ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE};
     struct weft_link *base;
-    FUZZ_OK(ops->link_open(&nic->base, &opts, &base));
+    FUZZ_OK(rig.ops->link_open(&nic->base, &opts, &base));
     FUZZ_OK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, sv));
     memset(segment.base, 0, LOCAL_SEGMENT_HEAD);
     run->link = (struct local_link *)base;
@@ -329,9 +230,7 @@ static void begin(struct run *run, int *far)
     run->tx = &run->end.tx;
     run->link->state = LOCAL_UP;
     local_link_activate(run->link);
-    run->mems[0] = reg(KEY, memory + GUARD, LEN, WEFT_ACCESS_READ | WEFT_ACCESS_WRITE);
-    run->mems[1] = reg(READ_KEY, memory + GUARD, LEN, WEFT_ACCESS_READ);
-    run->mems[2] = reg(WORD_KEY, memory + GUARD + LEN - 8 * WORDS, 8 * WORDS, WEFT_ACCESS_ATOMIC);
+    rig_begin(&rig, base);
     *far = sv[1];
 }
 
@@ -351,15 +250,15 @@ static void step(struct run *run, int far)
     else if (what < 216)
         scribble(run);
     else if (what < 220)
-        dereg(run, what % 3);
+        FUZZ_CHECK(rig_forget(&rig, what % RIG_MEMS));
     else if (what < 224)
-        ops->wait_fd(&nic->base);
+        rig.ops->wait_fd(&nic->base);
     else if (what < 226)
         shutdown(far, SHUT_RDWR);
     else if (what < 240)
         send(far, "wake", 1 + what % 4, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (what & 1)
-        poll_nic(run, 1 + what % COMPS);
+        rig_poll(&rig, 1 + what % 16);
     if (what & 2)
         hear(run);
 }
@@ -368,17 +267,12 @@ static void end(struct run *run, int far)
 {
     close(far);
     for (int i = 0; i < 8; i++)
-        poll_nic(run, COMPS);
+        rig_poll(&rig, RIG_COMPS);
     run->link->segment = NULL; /* it is not one of local_segment.c's */
-    ops->link_close(&run->link->base);
-    for (int i = 0; i < run->nops; i++)
-        free(run->ops[i].memory);
-    for (int i = 0; i < 3; i++)
-        dereg(run, i);
+    rig.ops->link_close(&run->link->base);
+    rig_end(&rig);
     FUZZ_CHECK(!nic->nlinks && !nic->nactive && !nic->mems.count);
-    for (int i = 0; i < GUARD; i++)
-        FUZZ_CHECK(memory[i] == 0x33 && memory[GUARD + LEN + i] == 0x33 && theirs[i] == 0x33 &&
-                   theirs[GUARD + LEN + i] == 0x33);
+    FUZZ_CHECK(rig_untouched(theirs, LEN));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -364,33 +364,16 @@ static int stub_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     return n;
 }
 
-static const struct weft_transport_ops stub_ops = {
-    .probe = stub_probe,
-    .open = stub_open,
-    .close = stub_close,
-    .mem_reg = stub_mem_reg,
-    .mem_dereg = stub_mem_dereg,
-    .link_open = stub_link_open,
-    .link_address = stub_link_address,
-    .link_connect = stub_link_connect,
-    .link_close = stub_link_close,
-    .post = stub_post,
-    .poll = stub_poll,
-};
+#define STUB_OPS(how_to_open)                                                                     \
+    {                                                                                             \
+        .probe = stub_probe, .open = (how_to_open), .close = stub_close, .mem_reg = stub_mem_reg, \
+        .mem_dereg = stub_mem_dereg, .link_open = stub_link_open,                                 \
+        .link_address = stub_link_address, .link_connect = stub_link_connect,                     \
+        .link_close = stub_link_close, .post = stub_post, .poll = stub_poll,                      \
+    }
 
-static const struct weft_transport_ops stub2_ops = {
-    .probe = stub_probe,
-    .open = stub2_open,
-    .close = stub_close,
-    .mem_reg = stub_mem_reg,
-    .mem_dereg = stub_mem_dereg,
-    .link_open = stub_link_open,
-    .link_address = stub_link_address,
-    .link_connect = stub_link_connect,
-    .link_close = stub_link_close,
-    .post = stub_post,
-    .poll = stub_poll,
-};
+static const struct weft_transport_ops stub_ops = STUB_OPS(stub_open);
+static const struct weft_transport_ops stub2_ops = STUB_OPS(stub2_open);
 
 const struct weft_transport weft_transport_stub = {
     .abi = WEFT_ABI, .name = "stub", .summary = "for fuzzing", .ops = &stub_ops};

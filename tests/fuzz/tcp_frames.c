@@ -8,11 +8,10 @@
  * memory outside of what is registered or posted changes; who hangs up takes the link down; nothing
  * is left when the link is closed.
  */
-#include "fuzz.h"
+#include "rig.h"
 
 #include <errno.h>
 #include <netinet/in.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,22 +19,14 @@
 #include "transports/tcp/tcp.h"
 
 #define STEPS 96
-#define OPS 48     /* cmds of one input */
-#define CALLS 64   /* of the nic, that are remembered */
-#define SOCKETS 2  /* of the link */
-#define LEN 65536  /* of the registered memory */
-#define GUARD 4096 /* around it */
-#define COMPS 32
+#define CALLS 64       /* of the nic, that are remembered */
+#define SOCKETS 2      /* of the link */
+#define LEN 65536      /* of the registered memory */
 #define LAST_POLLS 256 /* for what is still unread when the peer hangs up */
-#define KEY 11
-#define READ_KEY 12
-#define WORD_KEY 13
-#define WORDS 16 /* under WORD_KEY, at the end of the memory */
 
 extern const struct weft_transport weft_transport_tcp;
-static const struct weft_transport_ops *ops;
+static struct rig rig;
 static struct tcp_nic *nic;
-static _Alignas(64) uint8_t memory[GUARD + LEN + GUARD];
 
 /* One socket, as its peer sees it. */
 struct sock {
@@ -53,114 +44,39 @@ struct call {
     uint64_t len;
 };
 
-struct op {
-    uint8_t *memory; /* NULL: has ended */
-    struct weft_iov_local iov[3];
-    uint8_t op;
-};
-
 struct run {
     struct fuzz_in in;
     struct tcp_link *link;
     uint8_t nsocks;
     struct sock socks[SOCKETS];
     bool deaf; /* does not read */
-    bool down;
     struct call calls[CALLS];
     uint32_t ncalls;
-    struct op ops[OPS];
-    int nops;
-    void *mems[3];
 };
 
 /* --- the nic -------------------------------------------------------------------------------- */
 
 static void set_up(void)
 {
-    struct weft_nic *base;
-    struct weft_nic_opts opts = {.device = "tcp"};
     FUZZ_OK(weft_config_set("WEFT_LOG", "error"));
     FUZZ_OK(weft_config_set("WEFT_TCP_SOCKETS", "2"));
     FUZZ_OK(weft_config_set("WEFT_TCP_CHUNK", "4096"));
-    ops = weft_transport_tcp.ops;
-    FUZZ_OK(ops->open(&opts, &base));
-    nic = (struct tcp_nic *)base;
-    memset(memory, 0x33, sizeof memory);
-}
-
-static void *reg(uint64_t key, void *addr, uint64_t len, uint32_t access)
-{
-    struct weft_mem_range range = {
-        .addr = addr, .len = len, .access = access, .kind = WEFT_MEM_HOST, .key = key};
-    struct weft_mem_handle handle;
-    FUZZ_OK(ops->mem_reg(&nic->base, &range, &handle));
-    return handle.mem;
-}
-
-static void on_comp(struct run *run, const struct weft_comp *comp)
-{
-    static uint8_t received[TCP_MAX_SEND];
-    FUZZ_CHECK(comp->link == &run->link->base && !run->down);
-    if (comp->op == WEFT_OP_LINK_DOWN) {
-        FUZZ_CHECK(comp->status < 0);
-        run->down = true;
-    } else if (comp->op == WEFT_OP_RECV) {
-        FUZZ_CHECK(comp->len <= sizeof received);
-        memcpy(received, comp->data, comp->len);
-    } else if (comp->ctx) {
-        FUZZ_CHECK(comp->ctx <= (uint64_t)run->nops);
-        struct op *op = &run->ops[comp->ctx - 1];
-        FUZZ_CHECK(op->memory && op->op == comp->op && comp->status <= 0);
-        free(op->memory);
-        op->memory = NULL;
-    } else {
-        FUZZ_CHECK(comp->op == WEFT_OP_WRITE_IMM);
-    }
-}
-
-static void poll_nic(struct run *run, int max)
-{
-    struct weft_comp comps[COMPS];
-    int n = ops->poll(&nic->base, comps, max);
-    FUZZ_CHECK(n >= 0 && n <= max);
-    for (int i = 0; i < n; i++)
-        on_comp(run, &comps[i]);
+    rig_open(&rig, &weft_transport_tcp, LEN, TCP_MAX_SEND);
+    nic = (struct tcp_nic *)rig.nic;
 }
 
 static void do_post(struct run *run)
 {
-    static const uint8_t kinds[] = {WEFT_OP_WRITE,     WEFT_OP_READ,  WEFT_OP_SEND, WEFT_OP_ADD64,
-                                    WEFT_OP_WRITE_IMM, WEFT_OP_FENCE, WEFT_OP_READ, WEFT_OP_WRITE};
     static const uint32_t sizes[] = {0, 1, 100, 3000, 5000, 20000, 60000, 200};
-    if (run->nops == OPS)
+    struct weft_cmd cmd;
+    uint8_t how;
+    if (!rig_choose(&rig, &run->in, &cmd, &how))
         return;
-    struct op *op = &run->ops[run->nops];
-    struct weft_cmd cmd = {.op = kinds[fuzz_pick(&run->in, 8)], .remote_addr = 64, .value = 3};
-    uint8_t how = fuzz_u8(&run->in);
-    uint32_t len = cmd.op == WEFT_OP_ADD64 ? 8 : sizes[how % 8], third = len / 3;
-    op->memory = malloc(len ? len : 1);
-    FUZZ_CHECK(op->memory);
-    memset(op->memory, 0x44, len);
-    op->op = cmd.op;
-    cmd.len = len;
-    cmd.ctx = (uint64_t)run->nops + 1;
-    cmd.flags = how & 64 && len <= TCP_MAX_INLINE ? WEFT_CMD_INLINE
-                : how & 128                       ? WEFT_CMD_MORE
-                                                  : 0;
-    cmd.one = (struct weft_iov_local){.addr = op->memory, .len = len};
-    if (how & 32) {
-        for (uint32_t i = 0; i < 3; i++)
-            op->iov[i] = (struct weft_iov_local){.addr = op->memory + i * third,
-                                                 .len = i < 2 ? third : len - 2 * third};
-        cmd.niov = 3;
-        cmd.iov = op->iov;
-    }
-    int rc = ops->post(&run->link->base, &cmd, 1);
-    FUZZ_CHECK(rc <= 1 && (rc >= 0 || run->link->state == TCP_LINK_DOWN));
-    if (rc == 1)
-        run->nops++;
-    else
-        free(op->memory);
+    cmd.len = cmd.op == WEFT_OP_ADD64 ? 8 : sizes[how % 8];
+    cmd.flags = how & 64 && cmd.len <= TCP_MAX_INLINE ? WEFT_CMD_INLINE
+                : how & 128                           ? WEFT_CMD_MORE
+                                                      : 0;
+    FUZZ_CHECK(rig_post(&rig, &cmd, how & 32) >= 0 || run->link->state == TCP_LINK_DOWN);
 }
 
 /* --- what the nic says ---------------------------------------------------------------------- */
@@ -235,22 +151,8 @@ static void say_frame(struct run *run, uint8_t sock, struct tcp_frame frame, siz
     say(run, sock, bytes, first);
     if (first == len)
         return;
-    poll_nic(run, COMPS);
+    rig_poll(&rig, RIG_COMPS);
     say(run, sock, bytes + first, len - first);
-}
-
-static uint64_t pick_key(struct fuzz_in *in)
-{
-    static const uint64_t keys[] = {KEY, KEY, KEY, READ_KEY, WORD_KEY, 99};
-    return keys[fuzz_pick(in, 6)];
-}
-
-static uint64_t pick_addr(struct fuzz_in *in, uint64_t key)
-{
-    uint64_t base = (uintptr_t)(memory + GUARD);
-    if (key == WORD_KEY)
-        return fuzz_near(in, base + LEN - 8u * (1 + fuzz_pick(in, WORDS)));
-    return fuzz_near(in, base + fuzz_u16(in) % LEN);
 }
 
 static uint32_t pick_len(struct fuzz_in *in)
@@ -262,9 +164,9 @@ static uint32_t pick_len(struct fuzz_in *in)
 /* Words of a frame that does something at the nic. */
 static void fill_target(struct fuzz_in *in, struct tcp_frame *f)
 {
-    uint64_t key = pick_key(in);
+    uint64_t key = rig_pick_key(in);
     f->word[0] = key;
-    f->word[1] = pick_addr(in, key);
+    f->word[1] = rig_pick_addr(&rig, in, key);
     f->word[2] = f->type == TCP_ADD ? 1 : f->type == TCP_READ ? pick_len(in) : f->len;
     if (f->type == TCP_PART || f->type == TCP_PART_IMM) {
         f->word[3] = fuzz_near(in, fuzz_u8(in));
@@ -365,13 +267,13 @@ static void make_address(uint8_t *blob, const struct run *run, bool passive)
 static void join_passive(struct run *run, uint8_t *mine)
 {
     uint8_t address[WEFT_LINK_ADDRESS_MAX], hello[TCP_HELLO_SIZE];
-    FUZZ_OK(ops->link_address(&run->link->base, address, sizeof address));
+    FUZZ_OK(rig.ops->link_address(&run->link->base, address, sizeof address));
     for (uint8_t i = 0; i < run->nsocks; i++) {
         run->socks[i].fd = fuzz_net_dial(0);
         encode_hello(run, hello, i, address + 32);
         say(run, i, hello, sizeof hello);
-        poll_nic(run, COMPS);
-        poll_nic(run, COMPS);
+        rig_poll(&rig, RIG_COMPS);
+        rig_poll(&rig, RIG_COMPS);
     }
     make_address(mine, run, false);
 }
@@ -380,17 +282,17 @@ static void join_active(struct run *run, uint8_t *mine)
 {
     uint8_t hello[TCP_HELLO_SIZE];
     make_address(mine, run, true);
-    FUZZ_CHECK(ops->link_connect(&run->link->base, mine, TCP_ADDRESS_SIZE) == WEFT_EAGAIN);
+    FUZZ_CHECK(rig.ops->link_connect(&run->link->base, mine, TCP_ADDRESS_SIZE) == WEFT_EAGAIN);
     for (uint8_t i = 0; i < run->nsocks; i++) {
         run->socks[i].fd = fuzz_net_take();
         FUZZ_CHECK(run->socks[i].fd >= 0);
     }
-    poll_nic(run, COMPS);
+    rig_poll(&rig, RIG_COMPS);
     for (uint8_t i = 0; i < run->nsocks; i++) {
         encode_hello(run, hello, i, mine + 32);
         say(run, i, hello, sizeof hello);
     }
-    poll_nic(run, COMPS);
+    rig_poll(&rig, RIG_COMPS);
 }
 
 static void begin(struct run *run)
@@ -398,29 +300,21 @@ static void begin(struct run *run)
     uint8_t mine[TCP_ADDRESS_SIZE], how = fuzz_u8(&run->in), greeting[TCP_HELLO_SIZE];
     struct weft_link_opts opts = {.role = how & 1 ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE};
     struct weft_link *link;
-    FUZZ_OK(ops->link_open(&nic->base, &opts, &link));
+    FUZZ_OK(rig.ops->link_open(&nic->base, &opts, &link));
     run->link = (struct tcp_link *)link;
+    rig_begin(&rig, link);
     run->nsocks = how & 2 ? 1 : SOCKETS;
     if (how & 1)
         join_active(run, mine);
     else
         join_passive(run, mine);
-    FUZZ_CHECK(ops->link_connect(link, mine, sizeof mine) == 0);
+    FUZZ_CHECK(rig.ops->link_connect(link, mine, sizeof mine) == 0);
     for (uint8_t i = 0; i < run->nsocks; i++)
         FUZZ_CHECK(recv(run->socks[i].fd, greeting, sizeof greeting, MSG_DONTWAIT) ==
                    sizeof greeting);
-    run->mems[0] = reg(KEY, memory + GUARD, LEN, WEFT_ACCESS_READ | WEFT_ACCESS_WRITE);
-    run->mems[1] = reg(READ_KEY, memory + GUARD, LEN, WEFT_ACCESS_READ);
-    run->mems[2] = reg(WORD_KEY, memory + GUARD + LEN - 8 * WORDS, 8 * WORDS, WEFT_ACCESS_ATOMIC);
 }
 
 /* --- one input ------------------------------------------------------------------------------ */
-
-static void forget_mem(struct run *run, int i)
-{
-    if (run->mems[i] && ops->mem_dereg(&nic->base, run->mems[i]) == 0)
-        run->mems[i] = NULL;
-}
 
 static void step(struct run *run)
 {
@@ -438,10 +332,11 @@ static void step(struct run *run)
     else if (what < 212)
         shutdown(run->socks[what % run->nsocks].fd, what & 2 ? SHUT_WR : SHUT_RDWR);
     else if (what < 216)
-        forget_mem(run, what % 3);
+        rig_forget(&rig, what % RIG_MEMS);
     else if (what < 220)
-        FUZZ_CHECK(ops->wait_fd(&nic->base) >= 0 || ops->wait_fd(&nic->base) == WEFT_EAGAIN);
-    poll_nic(run, what & 1 ? COMPS : 1 + what % 3);
+        FUZZ_CHECK(rig.ops->wait_fd(&nic->base) >= 0 ||
+                   rig.ops->wait_fd(&nic->base) == WEFT_EAGAIN);
+    rig_poll(&rig, what & 1 ? RIG_COMPS : 1 + what % 3);
     hear(run);
 }
 
@@ -451,22 +346,17 @@ static void end(struct run *run)
     bool first = fuzz_u8(&run->in) & 1;
     for (uint8_t i = 0; i < run->nsocks && first; i++)
         close(run->socks[i].fd);
-    for (int i = 0; i < LAST_POLLS && first && !run->down; i++)
-        poll_nic(run, COMPS);
-    FUZZ_CHECK(!first || run->down);
-    ops->link_close(&run->link->base);
+    for (int i = 0; i < LAST_POLLS && first && !rig.down; i++)
+        rig_poll(&rig, RIG_COMPS);
+    FUZZ_CHECK(!first || rig.down);
+    rig.ops->link_close(&run->link->base);
     for (uint8_t i = 0; i < run->nsocks && !first; i++)
         close(run->socks[i].fd);
-    struct weft_comp comps[COMPS];
-    FUZZ_CHECK(ops->poll(&nic->base, comps, COMPS) == 0);
-    for (int i = 0; i < run->nops; i++)
-        free(run->ops[i].memory);
-    for (int i = 0; i < 3; i++)
-        FUZZ_CHECK(!run->mems[i] || ops->mem_dereg(&nic->base, run->mems[i]) == 0);
+    struct weft_comp comps[RIG_COMPS];
+    FUZZ_CHECK(rig.ops->poll(&nic->base, comps, RIG_COMPS) == 0);
+    rig_end(&rig);
     FUZZ_CHECK(!nic->links && !nic->nunproven && !nic->nparked && !nic->parked && !nic->nhot &&
                !nic->nblocked && !nic->nhalf && !nic->ready && !nic->done.head && !nic->ndown);
-    for (int i = 0; i < GUARD; i++)
-        FUZZ_CHECK(memory[i] == 0x33 && memory[GUARD + LEN + i] == 0x33);
     fuzz_net_reset();
 }
 
