@@ -400,6 +400,17 @@ static struct weft_cmd one_sided(uint8_t op, struct buf local, uint64_t local_of
                 .mem = local.mem}};
 }
 
+uint64_t buf_pieces(struct buf buf, uint32_t n, struct weft_iov_local *iov)
+{
+    uint64_t len = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t piece = i % 5 == 3 ? 0 : i * 37 + 1;
+        iov[i] = (struct weft_iov_local){(char *)(uintptr_t)buf.addr + len, piece, buf.mem};
+        len += piece;
+    }
+    return len;
+}
+
 struct weft_cmd cmd_write(struct buf from, uint64_t from_offset, struct buf to,
                           uint64_t to_offset, uint64_t len)
 {

@@ -182,6 +182,9 @@ void pair_dereg(struct pair *p, struct buf *buf);
 /* Register a buffer again, under another key. */
 void pair_rereg(struct pair *p, struct buf *buf, uint32_t access);
 
+/* n pieces of the buffer, each behind the one before it, some of no bytes. Their length. */
+uint64_t buf_pieces(struct buf buf, uint32_t n, struct weft_iov_local *iov);
+
 struct weft_cmd cmd_write(struct buf from, uint64_t from_offset, struct buf to,
                           uint64_t to_offset, uint64_t len);
 struct weft_cmd cmd_imm(struct buf from, uint64_t from_offset, struct buf to, uint64_t to_offset,

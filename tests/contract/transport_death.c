@@ -88,6 +88,19 @@ static void close_of_the_peer_under_load(void **state)
 
 /* --- closed on this side ------------------------------------------------------------------- */
 
+/* What is under way over the link, for longer the higher its number, changes nothing any more. */
+static void close_under_way(struct pair *p, struct buf near, int link)
+{
+    for (int i = 0; i < 2 * link; i++)
+        pair_pump(p);
+    pair_link_close(p, A, link);
+    pair_fill(p, near, 2);
+    pair_link_down(p, B, link);
+    pair_linger(p);
+    pair_check(p, near, 0, 4 * MIB, 2);
+    pair_link_close(p, B, link);
+}
+
 /* After link_close the payload of its cmds is this side's again. */
 static void after_close_no_memory_is_touched(void **state)
 {
@@ -100,14 +113,7 @@ static void after_close_no_memory_is_touched(void **state)
             struct weft_cmd read = cmd_read(near, (uint64_t)i * MIB, far, 0, MIB);
             pair_post(p, A, link, &read);
         }
-        for (int i = 0; i < 2 * link; i++)
-            pair_pump(p);
-        pair_link_close(p, A, link);
-        pair_fill(p, near, 2);
-        pair_link_down(p, B, link);
-        pair_linger(p);
-        pair_check(p, near, 0, 4 * MIB, 2);
-        pair_link_close(p, B, link);
+        close_under_way(p, near, link);
     }
 }
 
@@ -122,14 +128,7 @@ static void after_close_the_peer_writes_nothing(void **state)
             struct weft_cmd write = cmd_write(far, 0, near, (uint64_t)i * MIB, MIB);
             pair_post(p, B, link, &write);
         }
-        for (int i = 0; i < 2 * link; i++)
-            pair_pump(p);
-        pair_link_close(p, A, link);
-        pair_fill(p, near, 2);
-        pair_link_down(p, B, link);
-        pair_linger(p);
-        pair_check(p, near, 0, 4 * MIB, 2);
-        pair_link_close(p, B, link);
+        close_under_way(p, near, link);
     }
 }
 

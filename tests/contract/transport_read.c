@@ -51,12 +51,7 @@ static void pieces_are_scattered_in_order(void **state)
     pair_fill(p, from, 9);
     for (uint32_t n = 1; n <= most; n += n < 5 ? 1 : 7) {
         struct weft_iov_local iov[MAX_IOV];
-        uint64_t len = 0;
-        for (uint32_t i = 0; i < n; i++) {
-            uint64_t piece = i % 5 == 3 ? 0 : i * 37 + 1;
-            iov[i] = (struct weft_iov_local){(char *)(uintptr_t)into.addr + len, piece, into.mem};
-            len += piece;
-        }
+        uint64_t len = buf_pieces(into, n, iov);
         pair_fill(p, into, 10);
         struct weft_cmd cmd = cmd_read(into, 0, from, 0, len);
         cmd.niov = (uint16_t)n;

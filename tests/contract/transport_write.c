@@ -68,12 +68,7 @@ static void pieces_are_gathered_in_order(void **state)
     pair_fill(p, from, 9);
     for (uint32_t n = 1; n <= most; n += n < 5 ? 1 : 7) {
         struct weft_iov_local iov[MAX_IOV];
-        uint64_t len = 0;
-        for (uint32_t i = 0; i < n; i++) { /* also pieces of no bytes */
-            uint64_t piece = i % 5 == 3 ? 0 : i * 37 + 1;
-            iov[i] = (struct weft_iov_local){(char *)(uintptr_t)from.addr + len, piece, from.mem};
-            len += piece;
-        }
+        uint64_t len = buf_pieces(from, n, iov);
         pair_fill(p, to, 10);
         struct weft_cmd cmd = cmd_write(from, 0, to, 0, len);
         cmd.niov = (uint16_t)n;

@@ -483,18 +483,24 @@ static void wrong_head_cuts_the_link(void **state)
     assert_int_equal(verdict(s), WEFT_EPROTO);
 }
 
-/* A slot that is under way may not be used again. */
-static void slot_used_twice(void **state)
+/* What the stranger may write to, under key 5. */
+static void open_target(struct stranger *s, void *addr, uint64_t len)
 {
-    struct stranger *s = *state;
-    uint8_t memory_[LOCAL_PAYLOAD];
-    struct weft_mem_range range = {.addr = memory_,
-                                   .len = sizeof memory_,
+    struct weft_mem_range range = {.addr = addr,
+                                   .len = len,
                                    .access = WEFT_ACCESS_WRITE,
                                    .kind = WEFT_MEM_HOST,
                                    .key = 5};
     struct weft_mem_handle handle;
     PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+}
+
+/* A slot that is under way may not be used again. */
+static void slot_used_twice(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t memory_[LOCAL_PAYLOAD];
+    open_target(s, memory_, sizeof memory_);
     shake_hands(s);
     struct local_cmd cmd = {
         .addr = (uintptr_t)memory_, .key = 5, .len = 100, .how = LOCAL_IN_PIECES, .niov = 1};
@@ -518,13 +524,7 @@ static void wrong_pieces(void **state)
         void *fresh;
         setup(&fresh);
         struct stranger *s = fresh;
-        struct weft_mem_range range = {.addr = target,
-                                       .len = sizeof target,
-                                       .access = WEFT_ACCESS_WRITE,
-                                       .kind = WEFT_MEM_HOST,
-                                       .key = 5};
-        struct weft_mem_handle handle;
-        PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+        open_target(s, target, sizeof target);
         shake_hands(s);
         struct local_cmd cmd = {
             .addr = (uintptr_t)target, .key = 5, .len = 100, .how = LOCAL_IN_PIECES, .niov = 1};
@@ -553,13 +553,7 @@ static void wrong_ranges(void **state)
         void *fresh;
         setup(&fresh);
         struct stranger *s = fresh;
-        struct weft_mem_range range = {.addr = target,
-                                       .len = sizeof target,
-                                       .access = WEFT_ACCESS_WRITE,
-                                       .kind = WEFT_MEM_HOST,
-                                       .key = 5};
-        struct weft_mem_handle handle;
-        PAIR_OK(s->ops->mem_reg(s->nic, &range, &handle));
+        open_target(s, target, sizeof target);
         shake_hands(s);
         uint8_t body[sizeof(struct local_cmd) + sizeof wrong->ranges];
         struct local_cmd cmd = {.addr = (uintptr_t)target,
