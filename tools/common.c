@@ -11,6 +11,8 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "weft/base.h"
+
 #define UNITS "KMGT"
 #define NS_PER_S 1000000000u
 #define NS_PER_US 1000u
@@ -145,4 +147,12 @@ int json_write(const char *path, const cJSON *json)
     }
     cJSON_free(text);
     return rc;
+}
+
+int secret_file_set(const char *path)
+{
+    if (*path && weft_config_set("WEFT_SECRET_FILE", path) == 0)
+        return 0;
+    message("--secret-file '%s': %s", path, *path ? weft_last_error() : "names no file");
+    return -1;
 }

@@ -33,6 +33,9 @@ void message_name(const char *name);
 /* One line on standard error. */
 void message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* This process's endpoints share the secret in this file. Returns 0, or -1 after a message. */
+int secret_file_set(const char *path);
+
 /* Write a JSON value to a file, "-" for standard output. Returns 0, or -1 after a message. */
 int json_write(const char *path, const cJSON *json);
 

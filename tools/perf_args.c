@@ -42,6 +42,7 @@ static const char usage_text[] =
     "  -b, --bidir               both sides initiate\n"
     "  -m, --mem host|gpu        memory of this side (default host)\n"
     "  -g, --gpu NAME            GPU backend for --mem gpu\n"
+    "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes\n"
     "      --verify, --no-verify check every byte outside the timing (default: yes)\n"
     "      --timeout SECONDS     longest time for one size (default 300)\n"
@@ -57,7 +58,8 @@ enum {
     OPT_NO_VERIFY,
     OPT_TIMEOUT,
     OPT_BEHIND,
-    OPT_IDLE
+    OPT_IDLE,
+    OPT_SECRET_FILE
 };
 
 static const struct option options[] = {
@@ -77,6 +79,7 @@ static const struct option options[] = {
     {"mem", required_argument, NULL, 'm'},
     {"gpu", required_argument, NULL, 'g'},
     {"progress-threads", required_argument, NULL, 'p'},
+    {"secret-file", required_argument, NULL, OPT_SECRET_FILE},
     {"verify", no_argument, NULL, OPT_VERIFY},
     {"no-verify", no_argument, NULL, OPT_NO_VERIFY},
     {"timeout", required_argument, NULL, OPT_TIMEOUT},
@@ -222,6 +225,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
         return set_mem(args);
     case 'g':
         args->gpu = optarg;
+        return 0;
+    case OPT_SECRET_FILE:
+        args->secret_file = optarg;
         return 0;
     case OPT_VERIFY:
     case OPT_NO_VERIFY:

@@ -28,6 +28,7 @@ struct perf_args {
     char address[256]; /* to listen at or connect to, with port */
     const char *transport;
     const char *gpu;
+    const char *secret_file;
     const char *json; /* file, "-", or NULL */
     uint64_t sizes[PERF_MAX_SIZES];
     int nsizes;

@@ -19,17 +19,24 @@ static const char usage_text[] =
     "  -v, --verbose  devices with what they promise, and unusable ones\n"
     "  -c, --config   settings: name, value, where it comes from, help\n"
     "      --json     all of it as JSON\n"
+    "      --secret-file FILE\n"
+    "                 first: would an endpoint take this file as its shared secret?\n"
     "  -V, --version\n"
     "  -h, --help\n"
     "\n"
-    "Exit status: 0; 1 if no transport can be used; 2 if an argument is wrong.\n";
+    "Exit status: 0; 1 if no transport, or the secret, cannot be used; 2 if an argument is "
+    "wrong.\n";
 
-enum { OPT_JSON = 256 };
+enum { OPT_JSON = 256, OPT_SECRET_FILE };
 
 static const struct option options[] = {
-    {"verbose", no_argument, NULL, 'v'},   {"config", no_argument, NULL, 'c'},
-    {"json", no_argument, NULL, OPT_JSON}, {"version", no_argument, NULL, 'V'},
-    {"help", no_argument, NULL, 'h'},      {NULL, 0, NULL, 0},
+    {"verbose", no_argument, NULL, 'v'},
+    {"config", no_argument, NULL, 'c'},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {"secret-file", required_argument, NULL, OPT_SECRET_FILE},
+    {NULL, 0, NULL, 0},
 };
 
 static void print_attributes(const char *transport, const char *device)
@@ -144,8 +151,21 @@ static int print_all(bool config, bool json, bool verbose)
     return print_text(config, verbose);
 }
 
+/* What an endpoint says of it that does nothing else. */
+static int try_secret(void)
+{
+    weft_endpoint_t endpoint;
+    int rc = weft_endpoint_open(
+        WEFT_OPTS(weft_endpoint_opts, .progress_threads = WEFT_PROGRESS_CALLER), &endpoint);
+    if (rc == 0)
+        return weft_endpoint_close(endpoint);
+    message("no endpoint with this secret: %s", weft_last_error());
+    return rc;
+}
+
 int main(int argc, char **argv)
 {
+    const char *secret_file = NULL;
     bool config = false, json = false, verbose = false;
     int option;
     message_name("weft_info");
@@ -159,6 +179,9 @@ int main(int argc, char **argv)
             break;
         case OPT_JSON:
             json = true;
+            break;
+        case OPT_SECRET_FILE:
+            secret_file = optarg;
             break;
         case 'V':
             printf("weft_info %s\n", weft_version());
@@ -175,5 +198,9 @@ int main(int argc, char **argv)
         message("try 'weft_info --help'");
         return EXIT_USAGE;
     }
+    if (secret_file && secret_file_set(secret_file))
+        return EXIT_USAGE;
+    if (secret_file && try_secret())
+        return EXIT_FAILED;
     return print_all(config, json, verbose);
 }

@@ -190,6 +190,8 @@ int main(int argc, char **argv)
     int end = perf_args_parse(argc, argv, &args);
     if (end)
         return end - 1;
+    if (args.secret_file && secret_file_set(args.secret_file))
+        return EXIT_USAGE;
     perf_catch_signals();
     if (args.conns > 1)
         perf_idle_descriptors();
