@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The server: maps pieces of its files, lets clients read them, and moves no byte itself.
+ * The server: maps pieces of its files and lets clients read them.
  *
- * One thread answers messages. Nothing of a client is trusted: it names files and pieces by
+ * One thread answers messages and lets Weft work. Nothing of a client is trusted: it names files and pieces by
  * number, and may hold a bounded number of windows.
  */
 #include "weights.h"
@@ -17,6 +17,7 @@
 
 #define WINDOWS_MOST 128 /* of one client: twice the depth it may have */
 #define SLOTS 1024       /* windows of all clients: 4 GiB of addresses */
+#define LEAST_PAGE 4096  /* of any machine */
 /* Conns that died are looked for this often, and a request to stop is noticed. */
 #define SWEEP_MS 200
 
@@ -98,6 +99,16 @@ static void window_close(struct server *s, struct window *w)
     w->slot = -1;
 }
 
+/* Have the pages of a mapping in the table at once, and not by a fault for every few of them; but
+ * do not wait for a disk: then have it read ahead. */
+static void get_ready(uint8_t *at, size_t len)
+{
+    static unsigned char resident[PIECE / LEAST_PAGE];
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = (len + page - 1) / page;
+    int here = mincore(at, len, resident) == 0 && !memchr(resident, 0, pages);
+    madvise(at, len, here ? MADV_POPULATE_READ : MADV_WILLNEED);
+}
+
 /* Map a piece into w's slot and register it. Returns what the client is to hear. */
 static enum message_status window_map(struct server *s, struct window *w, struct message *m)
 {
@@ -111,7 +122,7 @@ static enum message_status window_map(struct server *s, struct window *w, struct
     close(fd);
     if (map == MAP_FAILED)
         return STATUS_UNREADABLE;
-    madvise(at, m->len, MADV_WILLNEED);
+    get_ready(at, m->len);
     int rc = weft_mem_reg(s->endpoint, at, m->len, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ),
                           &w->mem);
     if (rc >= 0) {
@@ -297,8 +308,10 @@ static int announce(struct server *s)
 
 static int listen_for_clients(struct server *s, const struct serve_opts *opts)
 {
+    /* One thread for all: another one would run on every unmapping only to forget the pages. */
     int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .listen = opts->listen,
-                                          .transport = opts->transport, .passive_accept = 1),
+                                          .transport = opts->transport, .passive_accept = 1,
+                                          .progress_threads = WEFT_PROGRESS_CALLER),
                                 &s->endpoint);
     if (rc < 0)
         return say_weft(rc, "cannot open an endpoint");
