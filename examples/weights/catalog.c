@@ -98,16 +98,14 @@ int catalog_file(const struct catalog *c, size_t i)
 }
 
 /* Two jobs for each file, next to each other so that they read it from disk once: its digest, and
- * those of its pieces. */
+ * the sums of its pieces. */
 static int hash_job(void *arg, size_t i)
 {
     struct catalog *c = arg;
     struct source *s = &c->sources[i / 2];
-    if (i % 2 && !s->pieces)
-        return 0;
     int fd = catalog_file(c, i / 2), rc = fd < 0 ? fd : 0;
     if (!rc)
-        rc = i % 2 ? digest_pieces(fd, s->size, s->pieces) : digest_range(fd, 0, s->size, s->sha);
+        rc = i % 2 ? sum_pieces(fd, s->size, s->sums) : digest_file(fd, s->size, s->sha);
     if (fd >= 0)
         close(fd);
     if (rc)
@@ -119,10 +117,8 @@ static int hash_all(struct catalog *c)
 {
     for (size_t i = 0; i < c->n; i++) {
         struct source *s = &c->sources[i];
-        if (s->size <= PIECE)
-            continue;
-        s->pieces = malloc((s->size / PIECE + 1) * DIGEST);
-        if (!s->pieces)
+        s->sums = malloc((s->size / PIECE + 1) * SUM);
+        if (!s->sums)
             return -ENOMEM;
     }
     return for_all(2 * c->n, hash_job, c);
@@ -159,7 +155,7 @@ void catalog_close(struct catalog *c)
 {
     for (size_t i = 0; i < c->n; i++) {
         free(c->sources[i].name);
-        free(c->sources[i].pieces);
+        free(c->sources[i].sums);
     }
     free(c->sources);
     manifest_free(&c->manifest);

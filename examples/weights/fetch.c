@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Missing pieces are fetched, several at a time, into buffers, and written to their files.
+ * Missing pieces are fetched, several at a time, and put into place.
  *
- * A slot carries one piece from asking to its place. Each turn of the loop asks for as many
- * pieces as there are free slots, lets Weft work, starts a read for each window that the server
- * has opened, and puts away what was read. Writing whole pieces costs a copy from the cache and
- * saves what a mapped new file takes: a page fault and a page of zeros for every page.
+ * A slot carries one piece from asking to its place. Each turn of the loop takes back what the
+ * writer has put into place, asks for as many pieces as there are free slots, lets Weft work,
+ * starts a read for each window that the server has opened, and hands what was read to the writer.
  * When the server is lost, pieces that were under way are TODO again and the loop goes on with a
  * new conn.
  */
@@ -18,8 +17,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Longest sleep of a turn: how late verdicts of the verifier are noticed, and completions that came
- * up while another operation was asked for. */
+/* Longest sleep of a turn: how late completions are noticed that came up while another operation
+ * was asked for, and slots that come back while others are read. */
 #define TURN_MS 2
 /* A server that owes us something and is silent for so long is taken for lost. */
 #define SILENCE 30.0
@@ -27,85 +26,63 @@
 #define MOST_BARREN 5
 /* Pause before a server that is out of windows is asked again. */
 #define BUSY_PAUSE 0.02
+/* Pieces of a file that may arrive wrong before it is given up: the first is an accident or a
+ * change on the server, a third is neither. */
+#define MOST_WRONG 3
 
 /* --- files --------------------------------------------------------------------------------- */
 
-static uint32_t prefix(const struct target *t)
-{
-    uint32_t n = t->ready;
-    while (n < t->entry->npieces && t->pieces[n] == PIECE_HERE)
-        n++;
-    return n;
-}
-
+/* Close a file that nothing will be written to any more. */
 static void close_file(struct target *t)
 {
-    if (t->fd >= 0)
-        close(t->fd);
-    t->open = 0;
+    if (t->state == FILE_FETCHING || t->busy || t->fd < 0)
+        return;
+    close(t->fd);
+    t->fd = -1;
 }
 
 static void fail_file(struct fetch *f, uint32_t file, const char *why)
 {
     struct target *t = &f->targets[file];
-    if (!t->open)
+    if (t->state != FILE_FETCHING)
         return;
     say("%s: %s", t->entry->name, why);
     f->missing -= t->todo;
+    f->settled++;
+    t->state = FILE_FAILED;
     close_file(t);
-    verifier_fail(f->verifier, file);
 }
 
-/* Tell the verifier how far a file is. */
-static void advance(struct fetch *f, uint32_t file)
+/* All pieces of a file are in place. */
+static void complete_file(struct fetch *f, uint32_t file)
 {
     struct target *t = &f->targets[file];
-    uint32_t ready = prefix(t);
-    if (t->todo == 0)
-        close_file(t);
-    verifier_ready(f->verifier, file, ready);
-}
-
-/* Open or make the file's .part, so that pieces can be fetched into it. */
-static void open_file(struct fetch *f, uint32_t file)
-{
-    struct target *t = &f->targets[file];
-    t->fd = store_open(f->verifier->root, t->entry->name, PART_SUFFIX, O_RDWR | O_CREAT);
-    t->open = t->begun = 1;
-    t->scan = 0;
-    int rc = t->fd < 0 ? t->fd : ftruncate(t->fd, (off_t)t->entry->size) ? -errno : 0;
-    pthread_mutex_lock(&f->verifier->lock);
-    t->state = FILE_FETCHING;
-    pthread_mutex_unlock(&f->verifier->lock);
+    int named = f->root >= 0 && !f->session->opts->verify;
+    int rc = named ? store_finish(f->root, t->entry->name, PART_SUFFIX) : 0;
     if (rc) {
         fail_file(f, file, strerror(-rc));
         return;
     }
-    verifier_add(f->verifier, file);
-    advance(f, file);
+    f->settled++;
+    t->state = named || f->root < 0 ? FILE_DONE : FILE_WHOLE;
+    close_file(t);
 }
 
-/* Files that the verifier sent back are fetched from again. */
-static void reopen_files(struct fetch *f)
+/* Open or make the file's .part, so that pieces can be put into it. */
+static void open_file(struct fetch *f, uint32_t file)
 {
-    struct verifier *v = f->verifier;
-    pthread_mutex_lock(&v->lock);
-    uint32_t reopened = v->reopened;
-    pthread_mutex_unlock(&v->lock);
-    for (uint32_t i = 0; f->reopened != reopened && i < f->manifest->nfiles; i++) {
-        struct target *t = &f->targets[i];
-        pthread_mutex_lock(&v->lock);
-        int mine = t->state == FILE_FETCHING && !t->open;
-        pthread_mutex_unlock(&v->lock);
-        if (!mine)
-            continue;
-        f->reopened++;
-        f->missing += t->todo;
-        for (uint32_t p = 0; p < t->entry->npieces; p++)
-            f->here -= t->pieces[p] == PIECE_TODO ? piece_len(t->entry, p) : 0;
-        f->cursor = i < f->cursor ? i : f->cursor;
-        open_file(f, i);
+    struct target *t = &f->targets[file];
+    t->state = FILE_FETCHING;
+    if (f->root >= 0) {
+        t->fd = store_open(f->root, t->entry->name, PART_SUFFIX, O_RDWR | O_CREAT);
+        int rc = t->fd < 0 ? t->fd : ftruncate(t->fd, (off_t)t->entry->size) ? -errno : 0;
+        if (rc) {
+            fail_file(f, file, strerror(-rc));
+            return;
+        }
     }
+    if (t->todo == 0)
+        complete_file(f, file);
 }
 
 /* --- asking -------------------------------------------------------------------------------- */
@@ -115,9 +92,9 @@ static int next_piece(struct fetch *f, uint32_t *file, uint32_t *piece)
 {
     for (; f->cursor < f->manifest->nfiles; f->cursor++) {
         struct target *t = &f->targets[f->cursor];
-        if (!t->begun && !t->found)
+        if (t->state == FILE_NEW)
             open_file(f, f->cursor);
-        for (; t->open && t->scan < t->entry->npieces; t->scan++)
+        for (; t->state == FILE_FETCHING && t->scan < t->entry->npieces; t->scan++)
             if (t->pieces[t->scan] == PIECE_TODO) {
                 *file = f->cursor;
                 *piece = t->scan;
@@ -133,7 +110,10 @@ static int ask(struct fetch *f, struct slot *s)
     s->len = (size_t)piece_len(t->entry, s->piece);
     s->id = f->next_id++;
     s->state = SLOT_ASKED;
+    if (t->memory)
+        s->buffer = t->memory + s->piece * PIECE;
     t->pieces[s->piece] = PIECE_BUSY;
+    t->busy++;
     return message_post(
         f->session->conn,
         &(struct message){.type = MSG_OPEN, .id = s->id, .file = s->file, .piece = s->piece});
@@ -164,46 +144,58 @@ static int ask_all(struct fetch *f)
     return rc;
 }
 
-/* --- reading ------------------------------------------------------------------------------- */
+/* --- putting away ---------------------------------------------------------------------------- */
 
-static int write_piece(const struct target *t, const struct slot *s)
-{
-    for (size_t done = 0; done < s->len;) {
-        off_t offset = (off_t)(s->piece * PIECE + done);
-        ssize_t n = pwrite(t->fd, s->buffer + done, s->len - done, offset);
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        done += n > 0 ? (size_t)n : 0;
-    }
-    return 0;
-}
-
-/* A slot's piece is to be written to its place, or has to be asked for again. */
+/* A slot's piece is in its place, or has to be asked for again. */
 static void put_away(struct fetch *f, struct slot *s, int here)
 {
     struct target *t = &f->targets[s->file];
     s->state = SLOT_FREE;
-    if (!t->open)
+    t->busy--;
+    close_file(t);
+    if (t->state != FILE_FETCHING)
         return;
-    int rc = here ? write_piece(t, s) : 0;
-    if (rc) {
-        fail_file(f, s->file, strerror(-rc));
-        return;
-    }
     t->pieces[s->piece] = here ? PIECE_HERE : PIECE_TODO;
     if (!here) {
         t->scan = s->piece < t->scan ? s->piece : t->scan;
         f->cursor = s->file < f->cursor ? s->file : f->cursor;
         return;
     }
-    t->todo--;
     f->missing--;
     f->moved += s->len;
     f->here += s->len;
     f->barren = 0;
     f->moved_at = seconds();
-    advance(f, s->file);
+    if (--t->todo == 0)
+        complete_file(f, s->file);
 }
+
+static void give_to_writer(struct fetch *f, struct slot *s)
+{
+    const struct target *t = &f->targets[s->file];
+    s->state = SLOT_WRITING;
+    s->sum = f->session->opts->no_check ? NULL : piece_sum(t->entry, s->piece);
+    s->fd = t->fd;
+    f->writing++;
+    writer_give(&f->writer, s);
+}
+
+static void take_from_writer(struct fetch *f, int timeout_ms)
+{
+    for (struct slot *s; f->writing && (s = writer_take(&f->writer, timeout_ms)) != NULL;) {
+        timeout_ms = 0;
+        f->writing--;
+        if (s->result == -EBADMSG && ++f->targets[s->file].wrong == MOST_WRONG)
+            fail_file(f, s->file, "arrived wrong again and again");
+        else if (s->result == -EBADMSG)
+            say("%s: piece %u arrived wrong", f->targets[s->file].entry->name, s->piece);
+        else if (s->result)
+            fail_file(f, s->file, strerror(-s->result));
+        put_away(f, s, s->result == 0);
+    }
+}
+
+/* --- reading ------------------------------------------------------------------------------- */
 
 /* Read a window into its place; when that is done the server hears that it may close it. */
 static int start_read(struct fetch *f, struct slot *s, const struct message *m)
@@ -266,8 +258,10 @@ static int take_reads(struct fetch *f)
         int rc = s->state == SLOT_READING ? weft_op_poll(s->op, &status) : 0;
         if (rc == 0)
             continue;
-        put_away(f, s, rc > 0);
-        if (rc < 0) {
+        if (rc > 0) {
+            give_to_writer(f, s);
+        } else {
+            put_away(f, s, 0);
             say("reading failed: %s", *status.text ? status.text : weft_strerror(rc));
             return rc;
         }
@@ -277,13 +271,19 @@ static int take_reads(struct fetch *f)
 
 /* --- losing the server --------------------------------------------------------------------- */
 
+/* Is the server to answer or to send something? */
+static int owes(const struct fetch *f)
+{
+    for (int i = 0; i < f->depth; i++)
+        if (f->slots[i].state == SLOT_ASKED || f->slots[i].state == SLOT_READING)
+            return 1;
+    return 0;
+}
+
 /* Why the server has to be taken for lost; 0: it has not. */
 static int check_server(struct fetch *f)
 {
-    int owed = 0;
-    for (int i = 0; i < f->depth; i++)
-        owed |= f->slots[i].state != SLOT_FREE;
-    if (!owed)
+    if (!owes(f))
         f->heard_at = seconds();
     struct weft_conn_info info;
     int rc = weft_conn_info(f->session->conn, &info);
@@ -294,7 +294,7 @@ static int check_server(struct fetch *f)
     return seconds() - f->heard_at > SILENCE ? WEFT_ETIMEOUT : 0;
 }
 
-/* Close the conn and make every piece that was under way TODO again. */
+/* Close the conn; every piece that was not read is TODO again, the others are put into place. */
 static void drop_server(struct fetch *f)
 {
     session_drop(f->session);
@@ -302,9 +302,11 @@ static void drop_server(struct fetch *f)
         struct slot *s = &f->slots[i];
         if (s->state == SLOT_READING)
             weft_op_wait(s->op, WEFT_FOREVER, NULL); /* closing the conn has ended it */
-        if (s->state != SLOT_FREE)
+        if (s->state == SLOT_ASKED || s->state == SLOT_READING)
             put_away(f, s, 0);
     }
+    while (f->writing)
+        take_from_writer(f, TURN_MS);
 }
 
 static int reach_server_again(struct fetch *f)
@@ -339,8 +341,11 @@ static int recover(struct fetch *f, int why)
 
 static int turn(struct fetch *f)
 {
+    take_from_writer(f, 0);
     int rc = ask_all(f), events = 0;
-    if (rc >= 0)
+    if (rc >= 0 && f->writing && !owes(f))
+        take_from_writer(f, TURN_MS);
+    else if (rc >= 0)
         rc = events = weft_endpoint_progress(f->session->endpoint, TURN_MS);
     if (rc >= 0)
         rc = take_windows(f);
@@ -353,23 +358,81 @@ static int turn(struct fetch *f)
     return rc;
 }
 
-static int settled(struct fetch *f)
+/* Files of which nothing is missing need no server. */
+static void complete_files(struct fetch *f)
 {
-    pthread_mutex_lock(&f->verifier->lock);
-    int yes = f->verifier->settled == f->manifest->nfiles;
-    pthread_mutex_unlock(&f->verifier->lock);
-    return yes;
+    for (uint32_t i = 0; i < f->manifest->nfiles; i++)
+        if (f->targets[i].state == FILE_NEW && f->targets[i].todo == 0)
+            open_file(f, i);
+}
+
+static int run(struct fetch *f)
+{
+    f->started = f->heard_at = f->moved_at = seconds();
+    int rc = 0;
+    complete_files(f);
+    while (rc >= 0 && f->settled < f->manifest->nfiles) {
+        if (f->session->conn) {
+            rc = turn(f);
+            if (rc < 0)
+                rc = recover(f, rc);
+        } else {
+            rc = reach_server_again(f);
+        }
+        show_progress(f->here, f->manifest->bytes, (double)f->moved / (seconds() - f->started));
+    }
+    show_progress(0, 0, 0);
+    drop_server(f);
+    return rc < 0 ? rc : 0;
+}
+
+/* --- memory -------------------------------------------------------------------------------- */
+
+/* Give every file its place in memory, one after the other, or only add up what they take. */
+static size_t place_files(struct fetch *f)
+{
+    size_t len = 0, page = (size_t)sysconf(_SC_PAGESIZE);
+    for (uint32_t i = 0; i < f->manifest->nfiles; i++) {
+        struct target *t = &f->targets[i];
+        t->memory = f->buffers ? f->buffers + len : NULL;
+        len += (size_t)(t->entry->size + page - 1) / page * page;
+    }
+    return len;
+}
+
+static void place_slots(struct fetch *f)
+{
+    for (int i = 0; i < f->depth; i++)
+        f->slots[i].buffer = f->buffers + (size_t)i * PIECE;
+}
+
+/* Have every page there: a program that loads a model has allocated its memory before. */
+static void touch(uint8_t *at, size_t len)
+{
+    for (size_t i = 0, page = (size_t)sysconf(_SC_PAGESIZE); i < len; i += page)
+        at[i] = 0;
 }
 
 static int open_buffers(struct fetch *f)
 {
-    size_t len = (size_t)f->depth * PIECE;
+    size_t len = f->root < 0 ? place_files(f) : (size_t)f->depth * PIECE;
+    if (!len)
+        return 0;
     void *at = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED)
-        return -errno;
+    if (at == MAP_FAILED) {
+        int rc = -errno;
+        say("cannot allocate %zu bytes: %s", len, strerror(-rc));
+        return rc;
+    }
     f->buffers = at;
-    for (int i = 0; i < f->depth; i++)
-        f->slots[i].buffer = f->buffers + (size_t)i * PIECE;
+    f->buffers_len = len;
+    madvise(at, len, MADV_HUGEPAGE); /* only faster */
+    if (f->root < 0) {
+        touch(f->buffers, len);
+        place_files(f);
+    } else {
+        place_slots(f);
+    }
     int rc = weft_mem_reg(f->session->endpoint, at, len, NULL, &f->buffers_mem);
     return rc < 0 ? say_weft(rc, "cannot register buffers") : 0;
 }
@@ -379,36 +442,18 @@ static void close_buffers(struct fetch *f)
     if (f->buffers_mem)
         weft_mem_dereg(f->buffers_mem);
     if (f->buffers)
-        munmap(f->buffers, (size_t)f->depth * PIECE);
-}
-
-static int run(struct fetch *f)
-{
-    f->started = f->heard_at = f->moved_at = seconds();
-    int rc = 0;
-    while (rc >= 0 && !settled(f)) {
-        reopen_files(f);
-        if (f->session->conn) {
-            rc = turn(f);
-            if (rc < 0)
-                rc = recover(f, rc);
-        } else if (f->missing) {
-            rc = reach_server_again(f);
-        } else {
-            usleep(TURN_MS * 1000);
-        }
-        show_progress(f->here, f->manifest->bytes, (double)f->moved / (seconds() - f->started));
-    }
-    show_progress(0, 0, 0);
-    drop_server(f);
-    return rc < 0 ? rc : 0;
+        munmap(f->buffers, f->buffers_len);
 }
 
 int fetch_run(struct fetch *f)
 {
     int rc = open_buffers(f);
     if (!rc)
+        rc = writer_start(&f->writer);
+    if (!rc) {
         rc = run(f);
+        writer_stop(&f->writer);
+    }
     close_buffers(f);
     return rc;
 }

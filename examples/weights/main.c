@@ -14,17 +14,22 @@
 static const char usage[] =
     "weights serve DIR [--listen HOST:PORT] [--transport T]\n"
     "weights pull HOST:PORT DEST [--transport T] [--depth N] [--retry SECONDS] [--limit MB/s]\n"
-    "             [--no-compare]\n"
+    "             [--no-check | --verify] [--no-compare]\n"
+    "weights pull HOST:PORT --memory [OPTION]...\n"
     "\n"
     "serve    let others pull the files below DIR; says where it listens\n"
     "pull     fetch all files of a server into DEST, check them, resume what an earlier pull "
-    "left\n"
+    "left;\n"
+    "         or into memory\n"
     "\n"
     "  --listen HOST:PORT  address to accept clients at (127.0.0.1, any free port)\n"
     "  --transport T       names of transports to use, best first (all)\n"
     "  --depth N           pieces of 4 MiB under way at a time, 1 to 64 (16)\n"
     "  --retry SECONDS     how long to try to reach a server that is away (30)\n"
     "  --limit MB/s        move at most so many million bytes a second\n"
+    "  --memory            pull into memory of this process, and let go of it at the end\n"
+    "  --no-check          take every piece for right that arrives\n"
+    "  --verify            compare the SHA-256 of every file before it gets its name\n"
     "  --no-compare        do not move the bytes again through a plain socket to compare\n";
 
 static int bad_usage(const char *what)
@@ -77,6 +82,15 @@ static int pull_option(struct pull_opts *opts, int c, const char *value)
     case 'm':
         opts->limit = number(value, 1e-3, 1e6) * 1e6;
         return opts->limit < 0 ? -1 : 0;
+    case 'M':
+        opts->memory = 1;
+        return 0;
+    case 'c':
+        opts->no_check = 1;
+        return 0;
+    case 'v':
+        opts->verify = 1;
+        return 0;
     case 'n':
         opts->no_compare = 1;
         return 0;
@@ -87,18 +101,25 @@ static int pull_option(struct pull_opts *opts, int c, const char *value)
 
 static int main_pull(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"transport", required_argument, NULL, 't'}, {"depth", required_argument, NULL, 'd'},
-        {"retry", required_argument, NULL, 'r'},     {"limit", required_argument, NULL, 'm'},
-        {"no-compare", no_argument, NULL, 'n'},      {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"transport", required_argument, NULL, 't'},
+                                            {"depth", required_argument, NULL, 'd'},
+                                            {"retry", required_argument, NULL, 'r'},
+                                            {"limit", required_argument, NULL, 'm'},
+                                            {"memory", no_argument, NULL, 'M'},
+                                            {"no-check", no_argument, NULL, 'c'},
+                                            {"verify", no_argument, NULL, 'v'},
+                                            {"no-compare", no_argument, NULL, 'n'},
+                                            {NULL, 0, NULL, 0}};
     struct pull_opts opts = {.depth = DEPTH, .retry = RETRY_S};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         if (pull_option(&opts, c, optarg))
             return bad_usage("an option of pull is unknown or its value out of range");
-    if (argc - optind != 2)
-        return bad_usage("pull takes an address and a directory");
+    if (argc - optind != (opts.memory ? 1 : 2))
+        return bad_usage("pull takes an address and a directory, or an address and --memory");
+    if (opts.memory && opts.verify)
+        return bad_usage("--verify is for files");
     opts.address = argv[optind];
-    opts.dest = argv[optind + 1];
+    opts.dest = opts.memory ? NULL : argv[optind + 1];
     return pull(&opts) ? 1 : 0;
 }
 

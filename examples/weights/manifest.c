@@ -5,7 +5,7 @@
  * All numbers little-endian, nothing aligned.
  *   head   u64 magic, u32 version, u32 piece length, u64 files, u64 bytes of all files
  *   file   u64 size, u32 name length, u32 pieces, 32 bytes SHA-256, name, a zero byte,
- *          and if there is more than one piece: 32 bytes SHA-256 of each
+ *          16 bytes sum of each piece
  * Files are sorted by the bytes of their names, so none comes twice.
  */
 #include "weights.h"
@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define MAGIC UINT64_C(0x7374686769657777) /* "wweights" */
-#define VERSION 1
+#define VERSION 2
 #define HEAD_BYTES 32
 #define FILE_BYTES (16 + DIGEST) /* without name and pieces */
 /* Longest name and longest part between slashes: what Linux allows, with room for the suffix. */
@@ -106,8 +106,8 @@ static int read_entry(struct reader *r, struct entry *e)
         return -EPROTO;
     if (e->size > INT64_MAX || pieces_of(e->size) != e->npieces)
         return -EPROTO;
-    e->pieces = e->npieces > 1 ? take(r, (size_t)e->npieces * DIGEST) : e->sha;
-    return e->pieces ? 0 : -EPROTO;
+    e->sums = take(r, (size_t)e->npieces * SUM);
+    return e->sums ? 0 : -EPROTO;
 }
 
 static int read_head(struct reader *r, struct manifest *m)
@@ -185,8 +185,7 @@ static uint8_t *put64(uint8_t *p, uint64_t v)
 
 static size_t file_bytes(const struct source *s)
 {
-    uint64_t pieces = pieces_of(s->size);
-    return FILE_BYTES + strlen(s->name) + 1 + (pieces > 1 ? (size_t)pieces * DIGEST : 0);
+    return FILE_BYTES + strlen(s->name) + 1 + (size_t)pieces_of(s->size) * SUM;
 }
 
 static uint8_t *put_file(uint8_t *p, const struct source *s)
@@ -197,7 +196,7 @@ static uint8_t *put_file(uint8_t *p, const struct source *s)
     p = put32(p, (uint32_t)pieces);
     p = put(p, s->sha, DIGEST);
     p = put(p, s->name, strlen(s->name) + 1);
-    return pieces > 1 ? put(p, s->pieces, (size_t)pieces * DIGEST) : p;
+    return pieces ? put(p, s->sums, (size_t)pieces * SUM) : p;
 }
 
 int manifest_build(struct manifest *m, const struct source *sources, size_t n)

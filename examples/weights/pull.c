@@ -20,11 +20,10 @@ struct pull {
     struct session session;
     struct manifest manifest;
     struct target *targets;
-    struct verifier verifier;
     struct fetch fetch;
     uint64_t found; /* bytes that were here before */
     char path[sizeof((struct weft_conn_info *)0)->path];
-    double total; /* seconds from the first ask to the last file renamed */
+    double total; /* seconds from the first ask to the last file checked */
 };
 
 /* --- start --------------------------------------------------------------------------------- */
@@ -33,6 +32,9 @@ struct pull {
 static int open_dest(struct pull *p)
 {
     const char *dest = p->opts->dest;
+    p->root = -1;
+    if (p->opts->memory)
+        return 0;
     if (mkdir(dest, 0777) && errno != EEXIST) {
         say("%s: %s", dest, strerror(errno));
         return -errno;
@@ -88,28 +90,32 @@ static int plan(struct pull *p)
 
 /* --- fetch --------------------------------------------------------------------------------- */
 
+static int verify(void *arg, size_t i)
+{
+    struct pull *p = arg;
+    struct target *t = &p->targets[i];
+    return t->state == FILE_WHOLE || t->found ? verify_whole(p->root, t) : 0;
+}
+
 static int fetch(struct pull *p)
 {
     struct fetch *f = &p->fetch;
-    struct verifier *v = &p->verifier;
     *f = (struct fetch){.session = &p->session,
-                        .verifier = v,
                         .manifest = &p->manifest,
                         .targets = p->targets,
+                        .root = p->root,
                         .depth = p->opts->depth,
                         .here = p->found};
-    int rc = verifier_start(v, p->root, p->targets, p->manifest.nfiles);
-    if (rc)
-        return rc;
     for (uint32_t i = 0; i < p->manifest.nfiles; i++) {
         struct target *t = &p->targets[i];
         f->missing += t->todo;
-        v->settled += (uint32_t)t->found;
+        f->settled += (uint32_t)t->found;
         t->state = t->found ? FILE_DONE : FILE_NEW;
     }
-    rc = fetch_run(f);
+    int rc = fetch_run(f);
+    if (p->opts->verify)
+        for_all(p->manifest.nfiles, verify, p);
     p->total = seconds() - f->started;
-    verifier_stop(v);
     return rc;
 }
 
@@ -128,7 +134,7 @@ static uint32_t count(const struct pull *p, enum file_state state)
     return n;
 }
 
-static void compare(const struct pull *p, double moving, double all)
+static void compare(const struct pull *p, double moved)
 {
     struct cat_result cat;
     int rc = cat_through_socket(p->root, &p->manifest, CAT_MOST, &cat);
@@ -141,8 +147,7 @@ static void compare(const struct pull *p, double moving, double all)
            "loopback, nothing checked)\n",
            (unsigned long long)cat.bytes, cat.seconds, other);
     if (other > 0 && !(p->opts->limit > 0))
-        printf("ratio    %.2f moved / cat, %.2f moved and checked / cat\n", moving / other,
-               all / other);
+        printf("ratio    %.2f moved / cat\n", moved / other);
 }
 
 /* Returns 0 if every file is there and right. */
@@ -156,12 +161,13 @@ static int report(const struct pull *p)
     printf("moved    %llu bytes in %.3f s: %.3f GB/s (%s); %llu bytes were here\n",
            (unsigned long long)f->moved, moving, rate(f->moved, moving), p->path,
            (unsigned long long)p->found);
-    printf("checked  SHA-256 of every file; moved and checked in %.3f s: %.3f GB/s\n", p->total,
-           rate(f->moved, p->total));
+    if (p->opts->verify)
+        printf("verified SHA-256 of every file; moved and verified in %.3f s: %.3f GB/s\n",
+               p->total, rate(f->moved, p->total));
     if (done < p->manifest.nfiles)
         return -EIO;
-    if (!p->opts->no_compare && f->moved)
-        compare(p, rate(f->moved, moving), rate(f->moved, p->total));
+    if (!p->opts->no_compare && !p->opts->memory && f->moved)
+        compare(p, rate(f->moved, moving));
     return fflush(stdout) ? -errno : 0;
 }
 
@@ -191,6 +197,7 @@ int pull(const struct pull_opts *opts)
     /* The endpoint is closed and the threads are gone: now it is safe to fork. */
     int unfinished = p.fetch.session ? report(&p) : 0;
     clean(&p);
-    close(p.root);
+    if (p.root >= 0)
+        close(p.root);
     return rc ? rc : unfinished;
 }

@@ -21,6 +21,10 @@
  * moving it, small enough that DEPTH of them is little memory. A multiple of any page size. */
 #define PIECE ((uint64_t)4 << 20)
 #define DIGEST 32 /* bytes of a SHA-256 */
+/* Bytes of a piece's sum, which finds damage and not malice: who sends the pieces sends the sums.
+ * It is GMAC with a key that everybody knows, for libcrypto computes it ten times as fast as any
+ * hash, and a pull must not take longer to check than to move. */
+#define SUM 16
 
 /* --- say.c: words for the user ------------------------------------------------------------- */
 
@@ -34,22 +38,18 @@ double seconds(void);
  * terminal. total 0 wipes it. */
 void show_progress(uint64_t done, uint64_t total, double rate);
 
-/* --- digest.c: SHA-256 --------------------------------------------------------------------- */
+/* --- digest.c: sums of pieces, SHA-256 of files ---------------------------------------------- */
 
+/* Sum of memory. */
+int sum_memory(const void *data, size_t len, uint8_t out[SUM]);
+/* Sum of each piece of a file of this size, one after the other. -EIO if the file is shorter. */
+int sum_pieces(int fd, uint64_t size, uint8_t *out);
+/* Sum of [offset, offset+len) of a file. -EIO if the file is shorter. */
+int sum_range(int fd, uint64_t offset, uint64_t len, uint8_t out[SUM]);
 /* SHA-256 of memory. */
 int digest_memory(const void *data, size_t len, uint8_t out[DIGEST]);
-/* SHA-256 of [offset, offset+len) of a file. -EIO if the file is shorter. */
-int digest_range(int fd, uint64_t offset, uint64_t len, uint8_t out[DIGEST]);
-/* SHA-256 of each piece of a file of this size, one after the other. */
-int digest_pieces(int fd, uint64_t size, uint8_t *out);
-
-/* A SHA-256 in the making. */
-struct digest;
-struct digest *digest_start(void);
-/* Add a range of a file. */
-int digest_add(struct digest *d, int fd, uint64_t offset, uint64_t len);
-/* Write the result, unless out is NULL, and free d. */
-int digest_end(struct digest *d, uint8_t out[DIGEST]);
+/* SHA-256 of the first size bytes of a file. -EIO if the file is shorter. */
+int digest_file(int fd, uint64_t size, uint8_t out[DIGEST]);
 
 /* Call fn(arg, 0..n-1), spread over the machine's cores. Returns 0 or the first failure. */
 int for_all(size_t n, int (*fn)(void *arg, size_t i), void *arg);
@@ -58,7 +58,7 @@ int cores(void);
 
 /* --- manifest.c: which files there are ----------------------------------------------------- */
 
-/* Most bytes of manifest that a client accepts: a million files, or 30 TiB in large ones. */
+/* Most bytes of manifest that a client accepts: a million files, or 60 TiB in large ones. */
 #define MANIFEST_MAX ((uint64_t)256 << 20)
 /* A name that ends so belongs to an unfinished file: it is neither served nor accepted. */
 #define PART_SUFFIX ".part"
@@ -67,8 +67,8 @@ struct entry {
     const char *name; /* relative path, checked by name_ok */
     uint64_t size;
     uint32_t npieces;
-    const uint8_t *sha;    /* of the file */
-    const uint8_t *pieces; /* npieces digests, one after the other */
+    const uint8_t *sha;  /* of the file */
+    const uint8_t *sums; /* of the pieces, one after the other */
 };
 
 struct manifest {
@@ -86,6 +86,11 @@ static inline uint64_t piece_len(const struct entry *e, uint32_t piece)
     return e->size - start < PIECE ? e->size - start : PIECE;
 }
 
+static inline const uint8_t *piece_sum(const struct entry *e, uint32_t piece)
+{
+    return e->sums + (size_t)piece * SUM;
+}
+
 /* Is this a relative path that stays below its root and can be printed? */
 int name_ok(const char *name, size_t len);
 /* Check a blob from anywhere and list its files. On success the blob belongs to the manifest.
@@ -101,7 +106,7 @@ struct source {
     ino_t ino;
     struct timespec mtime;
     uint8_t sha[DIGEST];
-    uint8_t *pieces; /* NULL for files of one piece: sha is its digest */
+    uint8_t *sums; /* of the pieces */
 };
 /* Make the manifest of these files, which are sorted by name. */
 int manifest_build(struct manifest *m, const struct source *sources, size_t n);
@@ -164,60 +169,36 @@ int store_open(int root, const char *name, const char *suffix, int flags);
 /* Give name its final name: take the suffix away. */
 int store_finish(int root, const char *name, const char *suffix);
 
-/* --- verify.c: what has arrived is what the manifest says ------------------------------------ */
+/* --- verify.c: what is here is what the manifest says ----------------------------------------- */
 
 enum file_state {
     FILE_NEW,      /* nothing was done about it in this run */
-    FILE_FETCHING, /* pieces are missing: the fetcher owns pieces and todo */
-    FILE_WHOLE,    /* all pieces are there; not known to be right: the verifier owns them */
-    FILE_DONE,     /* checked and renamed */
+    FILE_FETCHING, /* pieces are missing */
+    FILE_WHOLE,    /* all pieces are in place and right, under the unfinished name */
+    FILE_DONE,     /* it has its name; or is in memory */
     FILE_FAILED    /* given up; said why */
 };
 enum piece_state { PIECE_TODO, PIECE_BUSY, PIECE_HERE };
 
 struct target {
     const struct entry *entry;
-    enum file_state state; /* this and the next change under verifier.lock */
-    uint32_t ready;        /* pieces [0, ready) are in place */
-    int found;             /* was there, whole and right, before this run */
-    uint8_t *pieces;       /* enum piece_state */
-    uint32_t todo;         /* pieces that are not HERE */
-    int tries;             /* times that all pieces were there and something was wrong */
-    /* the fetcher's: */
-    int begun;     /* it was opened in this run */
-    int open;      /* pieces are being fetched into fd */
-    uint32_t scan; /* no piece before it is TODO */
-    int fd;
+    enum file_state state;
+    int found;       /* was there, whole and right, before this run */
+    uint8_t *pieces; /* enum piece_state */
+    uint32_t todo;   /* pieces that are not HERE */
+    uint32_t busy;   /* slots that have a piece of it */
+    uint32_t scan;   /* no piece before it is TODO */
+    int wrong;       /* pieces that arrived and did not have their sum */
+    int fd;          /* while it is FETCHING; -1: none */
+    uint8_t *memory; /* where it goes if it does not go to a file */
 };
 
-/*
- * Threads that hash files while they arrive, in the order of verifier_add, each following the
- * prefix that is in place. A file that is right gets its final name; the bad pieces of one that
- * is wrong go back to PIECE_TODO and its state to FILE_FETCHING.
- */
-struct verifier {
-    int root;
-    struct target *targets;
-    uint32_t n;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    uint32_t *queue; /* files in the order added, a ring of n: each is in it at most once */
-    uint32_t head, tail;
-    uint32_t settled;  /* files that are DONE or FAILED */
-    uint32_t reopened; /* times that a file went back to FILE_FETCHING */
-    int stop;
-    pthread_t threads[16];
-    int nthreads;
-};
-int verifier_start(struct verifier *v, int root, struct target *targets, uint32_t n);
-void verifier_add(struct verifier *v, uint32_t file);
-/* Pieces [0, ready) of the file are in place; all of them: the state becomes FILE_WHOLE. */
-void verifier_ready(struct verifier *v, uint32_t file, uint32_t ready);
-/* Give a file up. */
-void verifier_fail(struct verifier *v, uint32_t file);
-void verifier_stop(struct verifier *v);
-/* Find what an earlier run left of a file: sets found, or pieces and todo. Any thread. */
+/* Find what an earlier run left of a file: sets found, or pieces and todo. Any thread. root -1:
+ * nothing can be there. */
 int verify_found(int root, struct target *t);
+/* Compare the SHA-256 of a file that is WHOLE or was found. It is DONE then, or FAILED; returns 0
+ * in any case. Any thread. */
+int verify_whole(int root, struct target *t);
 
 /* --- session.c: the client's way to the server ----------------------------------------------- */
 
@@ -239,31 +220,58 @@ int session_message(struct session *s, int timeout_ms, struct message *m);
 void session_drop(struct session *s);
 void session_close(struct session *s);
 
-/* --- fetch.c: pieces that are missing are fetched --------------------------------------------- */
+/* --- writer.c: pieces that have been read are checked and written ------------------------------ */
 
 #define MOST_DEPTH 64
 
+/* One piece, from asking for it to its place. */
 struct slot {
-    enum { SLOT_FREE, SLOT_ASKED, SLOT_READING } state;
+    enum { SLOT_FREE, SLOT_ASKED, SLOT_READING, SLOT_WRITING } state;
     uint32_t id, file, piece;
-    uint8_t *buffer; /* where the piece arrives before it is written to its file */
+    uint8_t *buffer; /* where the piece arrives */
     size_t len;
     weft_op_t op;
+    /* for the writer: */
+    const uint8_t *sum; /* what it has to be; NULL: that is not checked */
+    int fd;             /* where it goes; -1: it stays in the buffer */
+    int result;         /* 0, -EBADMSG: the sum is another, or -errno of writing */
 };
+
+/* A thread that checks and writes while the fetcher reads on. */
+struct writer {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t given, taken;
+    struct slot *slots[MOST_DEPTH]; /* a ring: [done, head) are done, [head, tail) are to do */
+    uint32_t done, head, tail;
+    int stop;
+};
+int writer_start(struct writer *w);
+/* Hand a slot over: it is the writer's until it comes back. */
+void writer_give(struct writer *w, struct slot *s);
+/* A slot that is done; NULL if there is none for so long. */
+struct slot *writer_take(struct writer *w, int timeout_ms);
+/* Nothing may be under way. */
+void writer_stop(struct writer *w);
+
+/* --- fetch.c: pieces that are missing are fetched --------------------------------------------- */
 
 struct fetch {
     struct session *session;
-    struct verifier *verifier;
     const struct manifest *manifest;
     struct target *targets;
+    int root; /* -1: into memory */
+    struct writer writer;
     struct slot slots[MOST_DEPTH];
     int depth;
-    uint8_t *buffers; /* of the slots, registered once: memory does not grow with the files */
+    uint8_t *buffers; /* one for each slot, or all files: registered once */
+    size_t buffers_len;
     weft_mem_t buffers_mem;
     uint32_t cursor; /* no file before it has a piece to ask for */
     uint32_t next_id;
-    uint64_t missing;         /* pieces of open or new files that are not in place */
-    uint32_t reopened;        /* of verifier.reopened, how many we have seen */
+    int writing;              /* slots that the writer has */
+    uint64_t missing;         /* pieces that are not in place */
+    uint32_t settled;         /* files that are WHOLE, DONE or FAILED */
     double asked_at;          /* with a limit: when the next piece may be asked for */
     double heard_at;          /* when something last happened */
     int barren;               /* losses of the server in a row without a piece between them */
@@ -271,7 +279,7 @@ struct fetch {
     uint64_t here;            /* bytes that are in place */
     double started, moved_at; /* first ask, last piece in place */
 };
-/* Fetch until every file is done or failed. */
+/* Fetch until every file is whole or failed. */
 int fetch_run(struct fetch *f);
 
 /* --- cat.c: the thing to compare with -------------------------------------------------------- */
@@ -300,6 +308,9 @@ struct pull_opts {
     int depth;      /* pieces in flight */
     int retry;      /* seconds to try to reach a server that is away */
     double limit;   /* bytes a second; 0: as fast as it goes */
+    int memory;     /* into memory instead of files; dest is NULL */
+    int no_check;   /* take what arrives for right */
+    int verify;     /* compare SHA-256 of whole files */
     int no_compare; /* leave out the comparison with cat */
 };
 int pull(const struct pull_opts *opts);

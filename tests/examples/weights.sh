@@ -6,6 +6,7 @@
 #   server   the server is killed in the middle and comes back: the same pull completes
 #   client   the client is killed in the middle: the next pull moves only what is missing
 #   corrupt  a byte of an unfinished, and one of a finished file changes: both are fetched again
+#   modes    into memory; unchecked; with SHA-256: each finds what it is there to find
 #   changed  a file changes under the server, and one is cut short: the pull says so and fails
 #   away     there is no server: the pull fails in the time it was given
 #   busy     a server that is out of windows is asked again
@@ -179,6 +180,36 @@ case_corrupt() {
     [ "$(moved)" -eq $((PIECE + 100000)) ] || fail "moved $(moved) bytes"
 }
 
+case_modes() {
+    random_file a $((PIECE + 5))
+    random_file b 100000
+    random_file none 0
+    serve 127.0.0.1:0
+    "$weights" pull "$address" --memory --transport "$transport" >"$report" || fail "into memory"
+    [ "$(moved)" -eq "$(size_of_src)" ] || fail "moved $(moved) bytes into memory"
+    pull --no-check || fail "unchecked: status $?"
+    same
+    rm -rf "$dst"
+    pull --verify || fail "verified: status $?"
+    grep -q '^verified SHA-256 of every file' "$report" || fail "SHA-256 was not compared"
+    same
+    pull --verify || fail "verified, nothing to move: status $?"
+    stop_server TERM
+    rm -rf "$dst"
+    start "$programs/weights_hostile" wrong "$transport"
+    "$weights" pull "$address" --memory --transport "$transport" 2>"$work/pull.log" &&
+        fail "wrong bytes in memory"
+    grep -q 'arrived wrong again and again' "$work/pull.log" || fail "memory: not said"
+    pull --no-check || fail "unchecked and wrong: status $?"
+    stop_server 9
+    rm -rf "$dst"
+    start "$programs/weights_hostile" sha "$transport"
+    pull_fails "a wrong SHA-256" --verify
+    grep -q 'SHA-256 is wrong' "$work/pull.log" || fail "verified: not said"
+    find "$dst" -type f ! -name '*.part' | grep -q . && fail "verified: a file was finished"
+    true
+}
+
 case_changed() {
     random_file changed 100000
     random_file cut $((3 * PIECE))
@@ -224,7 +255,7 @@ control:$names
 huge:more than is accepted
 short:cannot read the manifest
 mute:does not answer
-wrong:SHA-256 is wrong again and again
+wrong:arrived wrong again and again
 garbage:not a weights server
 window:without getting anything: giving up
 END

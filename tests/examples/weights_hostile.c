@@ -17,7 +17,8 @@ struct lie {
     uint64_t manifest_len; /* instead of the true one */
     int manifest_cut;      /* bytes of the manifest that cannot be read */
     int mute;              /* hello is not answered */
-    int wrong;             /* the data is not what the digest says */
+    int wrong;             /* the data is not what its sum says */
+    int sha;               /* the SHA-256 is not that of the data */
     int garbage;           /* answers are not messages */
     int window_cut;        /* bytes of the window that cannot be read */
     int busy;              /* so often no window is free; then all is as it should be */
@@ -32,6 +33,7 @@ static const struct lie lies[] = {
     {.word = "short", .manifest_cut = 8},
     {.word = "mute", .mute = 1},
     {.word = "wrong", .wrong = 1},
+    {.word = "sha", .sha = 1},
     {.word = "garbage", .garbage = 1},
     {.word = "window", .window_cut = 1},
     {.word = "busy", .busy = 3},
@@ -53,8 +55,13 @@ static int failed(const char *what)
 static int make_manifest(void)
 {
     char name[] = "aa/evil";
-    struct source source = {.name = name, .size = FILE_SIZE};
-    if (digest_memory(data, sizeof data, source.sha) || manifest_build(&manifest, &source, 1))
+    memset(data, 'x', sizeof data); /* what no file has that was only made as long */
+    uint8_t sum[SUM];
+    struct source source = {.name = name, .size = FILE_SIZE, .sums = sum};
+    if (digest_memory(data, sizeof data, source.sha) || sum_memory(data, sizeof data, sum))
+        return -1;
+    source.sha[0] ^= (uint8_t)lie->sha;
+    if (manifest_build(&manifest, &source, 1))
         return -1;
     uint8_t *at = memmem(manifest.blob, manifest.len, name, sizeof name);
     if (lie->name)
@@ -66,8 +73,8 @@ static int make_manifest(void)
 static int offer(void *memory, size_t len, struct weft_remote *remote)
 {
     weft_mem_t mem;
-    int rc =
-        weft_mem_reg(endpoint, memory, len, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ), &mem);
+    int rc = weft_mem_reg(endpoint, memory, len, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ),
+                          &mem);
     return rc < 0 ? rc : weft_mem_advertise(mem, memory, len, remote);
 }
 

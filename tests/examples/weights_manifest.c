@@ -38,11 +38,11 @@ static void names(void **state)
 /* Three files, one of two pieces; the caller frees the manifest. */
 static void build(struct manifest *m)
 {
-    static uint8_t pieces[2 * DIGEST];
+    static uint8_t sums[2 * SUM];
     static char a[] = "a", b[] = "b/c", c[] = "d";
     const struct source sources[] = {{.name = a, .size = 0},
-                                     {.name = b, .size = PIECE + 1, .pieces = pieces},
-                                     {.name = c, .size = PIECE}};
+                                     {.name = b, .size = PIECE + 1, .sums = sums},
+                                     {.name = c, .size = PIECE, .sums = sums}};
     assert_int_equal(manifest_build(m, sources, 3), 0);
 }
 
@@ -102,6 +102,25 @@ static void twice_or_unsorted(void **state)
     assert_int_not_equal(manifest_build(&m, back, 2), 0);
 }
 
+/* One bit of a piece changes its sum, wherever it is; so does one byte less. */
+static void sums(void **state)
+{
+    (void)state;
+    static uint8_t data[5000];
+    uint8_t right[SUM], other[SUM];
+    assert_int_equal(sum_memory(data, sizeof data, right), 0);
+    for (size_t i = 0; i < sizeof data; i += 7) {
+        data[i] ^= (uint8_t)(1 << i % 8);
+        assert_int_equal(sum_memory(data, sizeof data, other), 0);
+        assert_memory_not_equal(right, other, SUM);
+        data[i] ^= (uint8_t)(1 << i % 8);
+    }
+    assert_int_equal(sum_memory(data, sizeof data - 1, other), 0);
+    assert_memory_not_equal(right, other, SUM);
+    assert_int_equal(sum_memory(data, sizeof data, other), 0);
+    assert_memory_equal(right, other, SUM);
+}
+
 static void messages(void **state)
 {
     (void)state;
@@ -125,8 +144,11 @@ static void messages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names),           cmocka_unit_test(round_trip),
-        cmocka_unit_test(cut_and_flipped), cmocka_unit_test(twice_or_unsorted),
+        cmocka_unit_test(names),
+        cmocka_unit_test(round_trip),
+        cmocka_unit_test(cut_and_flipped),
+        cmocka_unit_test(twice_or_unsorted),
+        cmocka_unit_test(sums),
         cmocka_unit_test(messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
