@@ -94,6 +94,13 @@ class Child:
         return self.text(self.out)
 
 
+def cpu_of(pid):
+    """Processor seconds that a process has taken so far."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+        words = f.read().rsplit(")", 1)[1].split()
+    return (int(words[11]) + int(words[12])) / TICK
+
+
 def listens(port):
     """Is there a listener at the port, in this network namespace?"""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):

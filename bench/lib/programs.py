@@ -25,7 +25,9 @@ PYTHON_PACKAGES = (["torch==2.13.0", "numpy"],
                    ["--no-deps", "nixl==1.5.1", "nixl-cu12==1.5.1",
                     "mooncake-transfer-engine-non-cuda==0.3.13.post1"])
 PIP_LIMIT_S = 1200
+# bare_file.c writes as many; the depth is that of weights pull.
 WEIGHTS_FILES, WEIGHTS_FILE, WEIGHTS_BLOCK = 8, 256 << 20, 16 << 20
+WEIGHTS_DEPTH = 16
 
 
 def find(name, folder, given=None):
@@ -237,42 +239,70 @@ class Weights:
 
     def __init__(self, notes, place):
         self.notes, self.place = notes, place
-        self.last = {}
+        self.cpu = {}  # of what a pull into files is made of: s/GB, and the read's speed
 
-    def pull(self, transport):
+    def read(self, weft, size):
+        """weft_perf read with as many bytes under way as a pull has."""
+        sample = weft.bandwidth("read", size, "--depth", str(WEIGHTS_DEPTH))
+        self.cpu[weft.transport] = sample
+        return sample
+
+    def warm(self):
+        """Write as many files as are pulled. Memory that a virtual machine uses for the first time
+        has to come from its host, which takes longer than to write it: afterwards it is there."""
+        command = [find("bare_file", "bench"), self.place]
+        self.notes.add(command)
+        return json.loads(proc.output(command))
+
+    def write(self):
+        """The files written by themselves."""
+        self.warm()
+        result = self.warm()
+        if result["verified"] is not True:
+            raise proc.Failed("bare_file wrote wrong")
+        self.cpu["file"] = Sample(result["GBps"], result["cpu_s_per_GB"])
+        return self.cpu["file"]
+
+    def floor(self, transport):
+        """The speed of what was measured last, read and write, if all processors do nothing else:
+        no pull into files on one host is faster, whatever it does at the same time."""
+        read, write = self.cpu.get(transport), self.cpu.get("file")
+        if not read or not write:
+            raise proc.Failed("needs what it is made of")
+        cpu = read.cpu + write.cpu
+        return Sample(min(read.value, os.cpu_count() / cpu), cpu)
+
+    def pull(self, transport, *options):
+        """Until the last byte is in its place; options as of weights pull."""
         program = find("weights", "examples")
         with tempfile.TemporaryDirectory(dir=self.place) as work:
             files, dest = os.path.join(work, "files"), os.path.join(work, "dest")
             make_files(files)
             serve = [program, "serve", files, "--transport", transport]
+            to = [] if "--memory" in options else [dest]
             server = proc.Child(serve)
             try:
                 address = wait_for_address(server)
-                command = [program, "pull", address, dest, "--transport", transport, "--no-compare"]
+                if to:
+                    self.warm()
+                before = proc.cpu_of(server.process.pid)
+                command = [program, "pull", address, *to, "--transport", transport, "--no-compare",
+                           *options]
                 self.notes.add(serve[:2] + ["DIR"] + serve[3:])
-                self.notes.add(command[:2] + ["HOST:PORT", "DEST"] + command[4:])
+                self.notes.add(command[:2] + ["HOST:PORT", *("DEST" for _ in to)] +
+                               command[3 + len(to):])
                 client = proc.Child(command)
                 text = client.end()
+                serving = proc.cpu_of(server.process.pid) - before
             finally:
                 server.process.terminate()
                 server.wait(proc.END_S)
                 server.kill()
-            for name in os.listdir(files):
+            for name in os.listdir(files) if to else ():
                 if not filecmp.cmp(os.path.join(files, name), os.path.join(dest, name), False):
                     raise proc.Failed(f"weights: {name} arrived wrong")
-        gb = WEIGHTS_FILES * WEIGHTS_FILE / 1e9
-        cpu = (client.cpu_s + server.cpu_s) / gb
         moved = float(re.search(r"^moved .*: ([0-9.]+) GB/s", text, re.M).group(1))
-        checked = float(re.search(r"^checked .*: ([0-9.]+) GB/s", text, re.M).group(1))
-        self.last[transport] = Sample(checked, cpu)
-        return Sample(moved, None)
-
-    def moved(self, transport):
-        return self.pull(transport)
-
-    def checked(self, transport):
-        """Of the pull that was measured last; its processor time has the server's hashing, too."""
-        return self.last[transport]
+        return Sample(moved, (client.cpu_s + serving) / (WEIGHTS_FILES * WEIGHTS_FILE / 1e9))
 
 
 def make_files(folder):
