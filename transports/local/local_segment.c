@@ -3,7 +3,7 @@
  * The shared memory of a link, and the gates in it.
  *
  * The active end makes the segment, sealed so that no one can shrink it under the other's feet,
- * and passes its descriptor over the socket. Segments of a process are in one list: the second
+ * and passes its descriptor over the socket. Segments of a process are in one table: the second
  * end, if it is in the same process, finds the first one's mapping there and uses it.
  */
 #include "local.h"
@@ -30,7 +30,15 @@ _Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fi
 #define GATE_TIMEOUT_NS 1000000000u
 
 static pthread_mutex_t segments_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct local_segment *segments;
+/* Inodes of memory files are numbers in a row, so their low bits are the hash. Ten thousand links
+ * have a handful in each bucket, and the table is touched where it is used only. */
+#define BUCKETS 4096
+static struct local_segment *segments[BUCKETS];
+
+static struct local_segment **bucket_of(ino_t ino)
+{
+    return &segments[ino % BUCKETS];
+}
 
 static uint64_t segment_bytes(uint64_t ring_size)
 {
@@ -68,7 +76,7 @@ static int get(int fd, uint64_t ring_size, struct local_segment **out)
                          (int64_t)st.st_size, segment_bytes(ring_size));
     int rc = 0;
     pthread_mutex_lock(&segments_lock);
-    struct local_segment *segment = segments;
+    struct local_segment **bucket = bucket_of(st.st_ino), *segment = *bucket;
     while (segment && (segment->ino != st.st_ino || segment->dev != st.st_dev))
         segment = segment->next;
     if (segment) {
@@ -76,8 +84,8 @@ static int get(int fd, uint64_t ring_size, struct local_segment **out)
     } else {
         rc = map(fd, &st, ring_size, &segment);
         if (!rc) {
-            segment->next = segments;
-            segments = segment;
+            segment->next = *bucket;
+            *bucket = segment;
         }
     }
     pthread_mutex_unlock(&segments_lock);
@@ -122,7 +130,7 @@ void local_segment_put(struct local_segment *segment)
 {
     pthread_mutex_lock(&segments_lock);
     if (--segment->refs == 0) {
-        struct local_segment **at = &segments;
+        struct local_segment **at = bucket_of(segment->ino);
         while (*at != segment)
             at = &(*at)->next;
         *at = segment->next;
