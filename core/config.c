@@ -59,6 +59,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "shared memory of a local link in each direction")                                         \
     XX("WEFT_LOCAL_CMA", BOOL, "1", 0, 1,                                                         \
        "local: copy between processes with process_vm_readv where the kernel allows it")          \
+    XX("WEFT_LOCAL_SHARE", BOOL, "1", 0, 1,                                                       \
+       "local: of a transfer of 1 MiB and more each of the two sides copies a part")              \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
 

@@ -90,6 +90,7 @@ static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
     weft_boot_id(nic->boot_id.bytes);
     nic->ring_size = ring_size_setting();
     nic->direct = weft_config_int("WEFT_LOCAL_CMA") != 0;
+    nic->share = weft_config_int("WEFT_LOCAL_SHARE") != 0;
     nic->base = (struct weft_nic){.transport = &weft_transport_local,
                                   .attr = make_attr(nic->ring_size)};
     nic->listener = (struct local_source){LOCAL_LISTENER, -1};

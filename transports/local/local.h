@@ -20,7 +20,7 @@
 #include "local_ring.h"
 
 /* Changes with every change of the structs under "what passes between two processes". */
-#define LOCAL_VERSION 2
+#define LOCAL_VERSION 3
 /* Cmds of a link between post and completion. A slot number is 16 bits on the ring. */
 #define LOCAL_DEPTH 256
 #define LOCAL_NO_SLOT UINT16_MAX
@@ -31,9 +31,12 @@
 #define LOCAL_MAX_INLINE 512
 #define LOCAL_MAX_IOV 64
 #define LOCAL_MAX_MSG ((uint64_t)1 << 40)
-/* One system call, or one hold of the gate, copies at most this: link_close may wait for it. */
-#define LOCAL_STEP (256 * 1024)
-/* One poll copies at most this: about 100 us. */
+/* One system call, or one hold of the gate, copies at most this, in some 40 us: link_close may wait
+ * for it, and what is small does. */
+#define LOCAL_STEP (128 * 1024)
+/* From here on the initiator copies a part itself: to wake it costs 50 us, as long as a step. */
+#define LOCAL_SHARE_MIN (8 * LOCAL_STEP)
+/* One poll copies at most this: about 300 us. */
 #define LOCAL_POLL_BYTES (1024 * 1024)
 /* Messages that one poll hands out at most; they are copied out of the ring, which the peer can
  * still write to. */
@@ -90,10 +93,12 @@ struct local_nic {
     struct local_link **active; /* links whose rings poll looks at */
     uint32_t nactive, nlinks, active_cap, next_active;
     uint64_t ring_size;
-    bool direct;         /* setting WEFT_LOCAL_CMA */
-    bool armed;          /* wait_fd was called since sockets were looked at */
-    uint64_t now;        /* as of the last look at the clock */
-    uint64_t sockets_at; /* when poll looked at the sockets */
+    struct local_link *sharing; /* whose initiators may be copying to our memory */
+    bool direct;                /* setting WEFT_LOCAL_CMA */
+    bool share;                 /* setting WEFT_LOCAL_SHARE */
+    bool armed;                 /* wait_fd was called since sockets were looked at */
+    uint64_t now;               /* as of the last look at the clock */
+    uint64_t sockets_at;        /* when poll looked at the sockets */
     uint32_t polls;
     int64_t budget; /* of this poll */
     uint32_t arena_used;
@@ -116,6 +121,30 @@ struct local_segment {
  */
 struct local_gate {
     _Alignas(LOCAL_CACHE_LINE) _Atomic(uint32_t) word;
+};
+
+/* Which units of a copy are taken: one word for each end as target, in the segment
+ * (local_share.c). */
+struct local_share_word {
+    _Alignas(LOCAL_CACHE_LINE) _Atomic(uint64_t) word;
+};
+
+/* The target's record of the copy that the initiator may take a part of. */
+struct local_share {
+    _Atomic(uint64_t) *word;
+    uint16_t slot; /* of the job, LOCAL_NO_SLOT */
+    uint32_t tag, units, front;
+    bool waiting; /* for the initiator, which has the last unit: not among link->running */
+    struct local_link *next;
+};
+
+/* The initiator's. */
+struct local_help {
+    uint16_t slot; /* of the cmd, LOCAL_NO_SLOT */
+    uint32_t tag, units;
+    uint32_t left; /* how many an honest target can let us take */
+    uint64_t addr; /* in the target */
+    bool tell;     /* HELPED found no room */
 };
 
 /* Initiator's record of a cmd. */
@@ -188,9 +217,12 @@ struct local_link {
     struct local_slot *slots;
     uint16_t free_slots[LOCAL_DEPTH];
     uint32_t nfree;
+    uint32_t nsmall;            /* of those that are taken, not DIRECT */
     uint16_t fence;             /* slot of a FENCE that waits for all others, LOCAL_NO_SLOT */
     struct local_queue done;    /* slots that ended and whose comps are not handed out */
     struct local_queue sending; /* slots whose payload goes in pieces */
+    struct local_help help;
+    _Atomic(uint64_t) *help_word;
 
     /* target */
     struct local_job *jobs;
@@ -198,6 +230,7 @@ struct local_link {
     struct local_queue running;   /* jobs that wait for poll, not for the peer */
     uint32_t copying;             /* of these, those that need no room in tx */
     struct local_queue ended;     /* slots that the peer is to be told of */
+    struct local_share share;
 
     /* the peer */
     pid_t pid;
@@ -249,6 +282,7 @@ struct local_packet {
 struct local_segment_head {
     struct local_ring_shared ring[2]; /* by producer */
     struct local_gate gate[2];        /* by initiator */
+    struct local_share_word share[2]; /* by target */
 };
 #define LOCAL_SEGMENT_HEAD 4096
 
@@ -259,6 +293,8 @@ enum local_entry_type {
     LOCAL_TO_INITIATOR, /* a piece of a READ's payload; the last one completes it */
     LOCAL_ACKS,         /* to the initiator: slots (uint16_t each) whose cmds were executed */
     LOCAL_ANSWER,       /* to the initiator: struct local_answer */
+    LOCAL_OFFER,        /* to the initiator: struct local_offer; it may take units of this cmd */
+    LOCAL_HELPED,       /* to the target: it will take no more of them; wakes it */
     LOCAL_ENTRY_TYPES
 };
 
@@ -285,6 +321,11 @@ struct local_range {
 struct local_answer {
     int64_t status;
     uint64_t value;
+};
+
+struct local_offer {
+    uint64_t addr; /* of the cmd's memory in the target */
+    uint64_t tag;  /* of the word while units of this cmd can be taken */
 };
 
 /* --- local.c: table, probe, open, close ------------------------------------------------------- */
@@ -343,6 +384,9 @@ bool local_copy_probe(const struct local_link *link, uint64_t addr, uint64_t val
 /* Move up to len bytes between ours and job's memory in the initiator from job->done on: bytes
  * moved, or a negative code. */
 ssize_t local_copy(struct local_link *link, const struct local_job *job, void *ours, uint64_t len);
+/* Move what fits into theirs to it (out), or from it: bytes moved, or a negative code. */
+ssize_t local_move(const struct local_link *link, void *ours, const struct iovec *theirs,
+                   uint32_t n, bool out);
 /* Copy len bytes from, or to, an iov at an offset. */
 void local_gather(void *dst, const struct weft_iov_local *iov, uint64_t offset, uint64_t len);
 void local_scatter(const struct weft_iov_local *iov, uint64_t offset, const void *src,
@@ -388,6 +432,33 @@ int local_serve_piece(struct local_link *link, const struct local_entry *head, c
 /* Go on with jobs, and tell the peer what has ended. */
 void local_serve_progress(struct local_link *link, struct local_sink *sink);
 void local_serve_free(struct local_link *link);
+
+/* A job that waited for the initiator goes on. */
+void local_serve_resume(struct local_link *link, uint16_t slot);
+
+/* --- local_share.c: both ends copy -------------------------------------------------------------- */
+
+enum local_share_turn {
+    LOCAL_SHARE_MINE, /* one more unit from the front is the target's */
+    LOCAL_SHARE_WAIT, /* the initiator is in the last one */
+    LOCAL_SHARE_OVER  /* all are copied */
+};
+
+/* The target: let the initiator take a part of this job, if it is long and another is not shared. */
+void local_share_offer(struct local_link *link, uint16_t slot);
+enum local_share_turn local_share_take(struct local_link *link);
+/* Can the job that waits go on? */
+bool local_share_ready(const struct local_link *link);
+/* The initiator is in no unit and takes no more when this returns; unless it was stopped in the
+ * middle of one, for a second. */
+void local_share_end(struct local_link *link);
+/* The same for all jobs on memory of this key. */
+void local_share_revoke(struct local_nic *nic, uint64_t key);
+
+/* The initiator: entries of the target, a unit of what is offered, a cmd that has ended. */
+int local_help_offered(struct local_link *link, uint16_t slot, const uint8_t *body, uint64_t len);
+void local_help_progress(struct local_link *link);
+void local_help_drop(struct local_link *link, uint16_t slot);
 
 /* --- local_poll.c --------------------------------------------------------------------------------- */
 

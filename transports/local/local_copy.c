@@ -31,21 +31,28 @@ static uint32_t cut(const struct iovec *iov, uint32_t niov, uint64_t offset, uin
     return n;
 }
 
-ssize_t local_copy(struct local_link *link, const struct local_job *job, void *ours, uint64_t len)
+ssize_t local_move(const struct local_link *link, void *ours, const struct iovec *theirs,
+                   uint32_t n, bool out)
 {
-    struct iovec theirs[LOCAL_MAX_IOV], mine = {ours, len};
-    uint32_t n = cut(job->iov, job->niov, job->done, len, theirs);
-    bool reading = job->op == WEFT_OP_READ;
+    struct iovec mine = {ours, 0};
+    for (uint32_t i = 0; i < n; i++)
+        mine.iov_len += theirs[i].iov_len;
     if (!link->same_process) {
-        ssize_t moved = reading ? process_vm_writev(link->pid, &mine, 1, theirs, n, 0)
-                                : process_vm_readv(link->pid, &mine, 1, theirs, n, 0);
+        ssize_t moved = out ? process_vm_writev(link->pid, &mine, 1, theirs, n, 0)
+                            : process_vm_readv(link->pid, &mine, 1, theirs, n, 0);
         return moved < 0 ? -errno : moved;
     }
     char *at = ours;
     for (uint32_t i = 0; i < n; at += theirs[i++].iov_len)
-        memmove(reading ? theirs[i].iov_base : at, reading ? at : theirs[i].iov_base,
-                theirs[i].iov_len);
+        memmove(out ? theirs[i].iov_base : at, out ? at : theirs[i].iov_base, theirs[i].iov_len);
     return at - (char *)ours;
+}
+
+ssize_t local_copy(struct local_link *link, const struct local_job *job, void *ours, uint64_t len)
+{
+    struct iovec theirs[LOCAL_MAX_IOV];
+    uint32_t n = cut(job->iov, job->niov, job->done, len, theirs);
+    return local_move(link, ours, theirs, n, job->op == WEFT_OP_READ);
 }
 
 void local_gather(void *dst, const struct weft_iov_local *iov, uint64_t offset, uint64_t len)

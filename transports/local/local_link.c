@@ -39,7 +39,7 @@ static void init_link(struct local_link *link, struct local_nic *nic, enum weft_
     link->source = (struct local_source){LOCAL_LINK, -1};
     link->role = role;
     link->active_at = LOCAL_NOT_ACTIVE;
-    link->fence = LOCAL_NO_SLOT;
+    link->fence = link->share.slot = link->help.slot = LOCAL_NO_SLOT;
     for (uint16_t i = 0; i < LOCAL_DEPTH; i++) {
         link->free_slots[link->nfree++] = (uint16_t)(LOCAL_DEPTH - 1 - i);
         link->slots[i].state = LOCAL_SLOT_FREE;
@@ -99,10 +99,10 @@ void local_link_close(struct weft_link *base)
     /* the target may be in the middle of a copy from or to our memory */
     if (link->segment && !local_gate_shut(link->gate_mine, link->source.fd))
         weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
+    local_serve_free(link);
     stop_waiting(nic, link);
     local_link_deactivate(link);
     local_unwatch(nic, &link->source);
-    local_serve_free(link);
     if (link->segment)
         local_segment_put(link->segment);
     nic->nlinks--;

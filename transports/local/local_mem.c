@@ -2,7 +2,8 @@
 /*
  * Keys: which memory peers may reach. A hash table per nic; keys are random, so their low bits are
  * the hash. Peers' copies run inside poll and look their key up at every step, so a registration
- * is over as soon as its key is out of the table.
+ * is over as soon as its key is out of the table, and of what a peer copies itself (local_share.c)
+ * nothing is under way.
  */
 #include "local.h"
 
@@ -91,12 +92,14 @@ int local_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,
 
 int local_mem_dereg(struct weft_nic *base, void *handle)
 {
-    struct local_mem_table *table = &((struct local_nic *)base)->mems;
+    struct local_nic *nic = (struct local_nic *)base;
+    struct local_mem_table *table = &nic->mems;
     struct local_mem *mem = handle, **at = bucket_of(table, mem->key);
     while (*at != mem)
         at = &(*at)->next;
     *at = mem->next;
     table->count--;
+    local_share_revoke(nic, mem->key);
     free(mem);
     return 0;
 }

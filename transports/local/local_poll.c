@@ -40,6 +40,10 @@ static int dispatch(struct local_link *link, const struct local_entry *head, con
         return local_post_acks(link, body, len);
     case LOCAL_ANSWER:
         return local_post_answer(link, head->slot, body, len);
+    case LOCAL_OFFER:
+        return local_help_offered(link, head->slot, body, len);
+    case LOCAL_HELPED: /* it has woken us, and progress looks for itself */
+        return 0;
     default:
         return WEFT_EPROTO;
     }
@@ -103,6 +107,7 @@ static void advance_link(struct local_link *link, struct local_sink *sink)
     link->starved = false;
     local_serve_progress(link, sink);
     local_post_progress(link);
+    local_help_progress(link);
     local_post_comps(link, sink);
     if (local_ring_publish(&link->tx))
         local_wake(link);
@@ -115,10 +120,12 @@ static void advance_link(struct local_link *link, struct local_sink *sink)
 /* Make the peer wake us when there is something for this link. False: there is already. */
 static bool put_to_sleep(struct local_link *link)
 {
-    if (link->state != LOCAL_UP || link->done.count || link->copying)
+    if (link->state != LOCAL_UP || link->done.count || link->copying ||
+        link->help.slot != LOCAL_NO_SLOT || local_share_ready(link))
         return false;
     /* what waits for room waits for the peer; without, it can go on */
-    bool waiting = link->sending.count || link->running.count || link->ended.count;
+    bool waiting = link->sending.count || link->running.count || link->ended.count ||
+                   link->help.tell;
     if (waiting && !link->starved)
         return false;
     if (link->starved && !local_ring_starve(&link->tx))

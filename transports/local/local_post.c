@@ -35,7 +35,8 @@ static struct local_slot *take_slot(struct local_link *link, const struct weft_c
     slot->how = (uint8_t)how;
     slot->status = 0;
     slot->value = 0;
-    if (how == LOCAL_IN_PIECES) {
+    link->nsmall += how != LOCAL_DIRECT;
+    if (how != LOCAL_IN_ENTRY) {
         slot->answered = false;
         slot->moved = 0;
         slot->one = cmd->one;
@@ -54,6 +55,7 @@ static void end_slot(struct local_link *link, uint16_t number, int status)
 {
     struct local_slot *slot = &link->slots[number];
     slot->state = LOCAL_SLOT_DONE;
+    local_help_drop(link, number);
     if (!slot->status)
         slot->status = status;
     local_queue_push(&link->done, number);
@@ -289,6 +291,7 @@ void local_post_comps(struct local_link *link, struct local_sink *sink)
                                                     .value = slot->value,
                                                     .len = slot->status ? 0 : slot->len};
         slot->state = LOCAL_SLOT_FREE;
+        link->nsmall -= slot->how != LOCAL_DIRECT;
         link->free_slots[link->nfree++] = number;
         end_fence(link);
     }

@@ -150,6 +150,8 @@ void local_segment_attach(struct local_segment *segment, struct local_link *link
     local_ring_rx_init(&link->rx, &head->ring[peer], rings + (uint64_t)peer * size, size);
     link->gate_mine = &head->gate[mine];
     link->gate_peer = &head->gate[peer];
+    link->share.word = &head->share[mine].word;
+    link->help_word = &head->share[peer].word;
     link->segment = segment;
 }
 

@@ -264,7 +264,7 @@ int local_serve_piece(struct local_link *link, const struct local_entry *head, c
 /* --- jobs that poll goes on with ------------------------------------------------------------ */
 
 /* What became of a job in a step. */
-enum step { STEP_MORE, STEP_ENDED };
+enum step { STEP_MORE, STEP_WAIT, STEP_ENDED };
 
 static enum step end_job(struct local_link *link, uint16_t slot, int status,
                          struct local_sink *sink)
@@ -294,26 +294,58 @@ static ssize_t copy_step(struct local_link *link, struct local_job *job, uint64_
     return moved == 0 ? -EFAULT : moved;
 }
 
+static enum step end_direct(struct local_link *link, uint16_t slot, int status,
+                            struct local_sink *sink)
+{
+    free_ranges(&link->jobs[slot]);
+    link->copying--;
+    if (link->share.slot == slot)
+        local_share_end(link);
+    /* no one is there to be told; LINK_DOWN comes by the socket */
+    return status == WEFT_EPEER ? STEP_ENDED : end_job(link, slot, status, sink);
+}
+
+/* Is a part of this job ours to copy? Of one that is shared, the target takes a unit at a time. */
+static enum local_share_turn take_turn(struct local_link *link, uint16_t slot)
+{
+    const struct local_job *job = &link->jobs[slot];
+    if (link->share.slot == slot && job->done == (uint64_t)link->share.front * LOCAL_STEP)
+        return local_share_take(link);
+    return LOCAL_SHARE_MINE;
+}
+
 static enum step step_direct(struct local_link *link, uint16_t slot, struct local_sink *sink)
 {
     struct local_job *job = &link->jobs[slot];
     bool read = job->op == WEFT_OP_READ;
-    uint64_t left = job->len - job->done, len = left < LOCAL_STEP ? left : LOCAL_STEP;
+    uint64_t left = job->len - job->done, most = LOCAL_STEP - job->done % LOCAL_STEP;
+    uint64_t len = left < most ? left : most;
     ssize_t rc = local_mem_check(nic_of(link), job->key, job->addr + job->done, len,
                                  read ? WEFT_ACCESS_READ : WEFT_ACCESS_WRITE);
-    if (!rc)
-        rc = copy_step(link, job, len);
-    if (rc > 0) {
-        job->done += (uint64_t)rc;
-        nic_of(link)->budget -= rc;
-        if (job->done < job->len)
-            return STEP_MORE;
-        rc = 0;
+    if (rc)
+        return end_direct(link, slot, (int)rc, sink);
+    local_share_offer(link, slot);
+    enum local_share_turn turn = left ? take_turn(link, slot) : LOCAL_SHARE_OVER;
+    if (turn == LOCAL_SHARE_WAIT) {
+        link->share.waiting = true;
+        link->copying--;
+        return STEP_WAIT;
     }
-    free_ranges(job);
-    link->copying--;
-    /* no one is there to be told; LINK_DOWN comes by the socket */
-    return rc == WEFT_EPEER ? STEP_ENDED : end_job(link, slot, (int)rc, sink);
+    if (turn == LOCAL_SHARE_OVER)
+        return end_direct(link, slot, 0, sink);
+    rc = copy_step(link, job, len);
+    if (rc < 0)
+        return end_direct(link, slot, (int)rc, sink);
+    job->done += (uint64_t)rc;
+    nic_of(link)->budget -= rc;
+    return job->done < job->len ? STEP_MORE : end_direct(link, slot, 0, sink);
+}
+
+void local_serve_resume(struct local_link *link, uint16_t slot)
+{
+    link->share.waiting = false;
+    link->copying++;
+    local_queue_push(&link->running, slot);
 }
 
 /* Answer a READ through the ring. */
@@ -399,6 +431,8 @@ static bool tell_answer(struct local_link *link)
 
 void local_serve_progress(struct local_link *link, struct local_sink *sink)
 {
+    if (local_share_ready(link))
+        local_serve_resume(link, link->share.slot);
     step_jobs(link, sink);
     while (link->ended.count) {
         uint16_t slot = link->ended.slots[link->ended.first];
@@ -412,6 +446,9 @@ void local_serve_progress(struct local_link *link, struct local_sink *sink)
 
 void local_serve_free(struct local_link *link)
 {
+    if (link->share.waiting) /* the only job that is in no queue */
+        free_ranges(&link->jobs[link->share.slot]);
+    local_share_end(link);
     while (link->running.count)
         free_ranges(&link->jobs[local_queue_pop(&link->running)]);
 }
