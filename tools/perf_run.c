@@ -35,10 +35,16 @@ bool perf_passive(const struct perf_worker *w)
 
 /* --- operations of this side --------------------------------------------------------------- */
 
+/* i modulo n. To divide 64 bits takes a tenth of the time of a small operation. */
+static uint32_t in_turn(uint64_t i, uint32_t n)
+{
+    return i <= UINT32_MAX ? (uint32_t)i % n : (uint32_t)(i % n);
+}
+
 static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_ring *ring,
                                  uint64_t i)
 {
-    return &ring->slots[i % w->run.layout.slots];
+    return &ring->slots[in_turn(i, w->run.layout.slots)];
 }
 
 /* What all operations of a run have in common. */
@@ -72,7 +78,7 @@ static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now
         xfer->result = &slot->result;
     }
     slot->posted_at = now;
-    return weft_post(w->conns[w->mine.posted % w->nconns], xfer, &slot->op);
+    return weft_post(w->conns[in_turn(w->mine.posted, w->nconns)], xfer, &slot->op);
 }
 
 /* How many operations may have been posted by now. */
