@@ -147,7 +147,6 @@ static void reset(struct weft__op *op)
     op->detached = op->canceled = op->finishing = op->large = op->urgent = op->more = false;
     op->visited = op->has_notify = false;
     op->status = 0;
-    op->text[0] = 0;
     op->pending = 0;
     op->total = op->bytes = 0;
     op->pieces = NULL;

@@ -40,48 +40,48 @@ enum weft__op_where {
     WEFT__AT_RECVQ  /* conn->recvq: receive not matched yet */
 };
 
+/* What every operation uses comes first: of many under way, the fewer cache lines the better. */
 struct weft__op {
     _Atomic(uint64_t) handle; /* 0: free. Memory of ops is never unmapped. */
     uint32_t slot, generation;
     _Atomic(bool) done;
-    struct weft__endpoint *ep;
-    _Atomic(weft_endpoint_t) ep_handle;
-    struct weft__conn *conn;        /* NULL once done */
-    struct weft__op *prev, *next;   /* conn->ops: not done */
-    struct weft__op *qprev, *qnext; /* the queue that `where` names */
-    enum weft__op_where where;
-    enum weft__op_kind kind;
     bool detached; /* no one will ask for it */
     bool canceled;
-    bool visited;   /* mark of abort_ops */
-    bool finishing; /* data is there; the notification or deregistration is not */
-    int status;
-    char text[160];
+    bool visited;    /* mark of abort_ops */
+    bool finishing;  /* data is there; the notification or deregistration is not */
+    bool has_notify; /* notify is sent after the data */
+    bool large;      /* message goes by rendezvous */
+    bool urgent;     /* a blocking caller waits for the peer to take the message */
+    struct weft__endpoint *ep;
+    _Atomic(weft_endpoint_t) ep_handle;
+    struct weft__conn *conn;      /* NULL once done */
+    struct weft__op *prev, *next; /* conn->ops: not done */
+    enum weft__op_where where;
+    enum weft__op_kind kind;
+    int status;       /* 0: text says nothing */
     uint32_t pending; /* wrs, messages and deregistrations that have not ended */
     uint64_t total, bytes;
-
-    struct weft__piece one, *pieces; /* pieces == &one, or allocated */
+    struct weft__piece *pieces; /* pieces == &one, or allocated */
     size_t npieces, next_piece;
     uint64_t next_offset;
+    struct weft__piece one;
+    bool more; /* the caller promised another operation at once */
 
-    void *notify; /* copy, sent after the data */
+    struct weft__op *qprev, *qnext; /* the queue that `where` names */
+    uint64_t value, *result;        /* ADD */
+    void *notify;                   /* copy, sent after the data */
     size_t notify_len;
-    bool has_notify;
-
-    uint64_t value, *result; /* ADD */
-
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;
-    void *bounce;               /* contiguous copy of a message in too many pieces */
-    struct weft__piece message; /* of bounce or notify */
-    bool large;                 /* message goes by rendezvous */
-    bool urgent;                /* a blocking caller waits for the peer to take the message */
-    bool more;                  /* the caller promised another operation at once */
-    struct weft__rec *rec;      /* the message as the sender remembers it */
+    void *bounce;          /* contiguous copy of a message in too many pieces */
+    struct weft__rec *rec; /* the message as the sender remembers it */
 
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
     struct weft__arrival *arrival;       /* FETCH: the message it fetches */
     struct weft__op *parent;             /* FETCH: the RECV it is for, or NULL */
+
+    struct weft__piece message; /* of bounce or notify */
+    char text[160];
 };
 
 /* All with the endpoint lock held. */
