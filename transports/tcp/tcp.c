@@ -13,7 +13,7 @@
 /* Bytes that one poll may receive, and as many that it may send. */
 #define POLL_BYTES (1024 * 1024)
 /* What one link may send of that before the next one has its turn. */
-#define TURN_BYTES (512 * 1024)
+#define TURN_BYTES (256 * 1024)
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. The
  * more often it has told of nothing but them, the less often, up to some 50 us. */
@@ -264,6 +264,7 @@ void tcp_op_done(struct tcp_op *op, int status)
     op_unlink(op);
     op->status = status;
     op->link->started--;
+    op->link->nlong -= op->len > TCP_BULK_MIN;
     tcp_queue_push(&tcp_nic_of(op->link)->done, op);
 }
 

@@ -193,6 +193,7 @@ struct tcp_link {
     struct tcp_queue answers; /* READs of the peer not started */
     uint32_t posted;          /* ops that poll has not handed out */
     uint32_t started;         /* ops between todo and done */
+    uint32_t nlong;           /* those of them that are longer than TCP_BULK_MIN */
     uint32_t nanswers;        /* answers in any queue */
     uint32_t acks;            /* bit per socket: frames executed that the peer does not know of */
     uint64_t acks_poll;       /* poll in which the first of them was executed */
@@ -216,7 +217,8 @@ struct tcp_nic {
     enum tcp_source listener, timer; /* what epoll reports for the two */
     int epoll_fd, listen_fd, timer_fd, spare_fd;
     struct sockaddr_storage bound;
-    uint64_t polls; /* number of the current poll */
+    uint64_t polls;      /* number of the current poll */
+    uint64_t short_poll; /* in which there last was a short operation, of this side or a peer */
     /* settings */
     uint32_t nsocks, chunk;
     int sndbuf, rcvbuf;
@@ -260,6 +262,12 @@ struct tcp_poll {
 static inline struct tcp_nic *tcp_nic_of(const struct tcp_link *link)
 {
     return (struct tcp_nic *)link->base.nic;
+}
+
+/* What is short is not to wait for what is long. */
+static inline void tcp_note_short(struct tcp_nic *nic)
+{
+    nic->short_poll = nic->polls;
 }
 
 /* --- tcp.c: table, probe, open, close, poll ---------------------------------------------------- */
@@ -329,8 +337,8 @@ void tcp_out_payload(struct tcp_sock *sock, struct tcp_op *op, uint32_t len, str
 void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_cmd *cmd);
 /* A frame of op with payload that the peer will count. */
 void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame);
-/* Send until the socket is full. Returns bytes sent. */
-uint64_t tcp_out_flush(struct tcp_sock *sock);
+/* Send up to so many bytes, or until the socket is full. Returns bytes sent. */
+uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit);
 void tcp_out_drop(struct tcp_sock *sock);
 
 /* --- tcp_post.c: the initiator ----------------------------------------------------------------- */

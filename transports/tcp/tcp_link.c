@@ -580,7 +580,7 @@ static void link_strip(struct tcp_link *link)
     while (link->ops)
         tcp_op_free(link->ops);
     link->todo.head = link->bulk.head = link->answers.head = NULL;
-    link->started = link->nanswers = link->acks = 0;
+    link->started = link->nlong = link->nanswers = link->acks = 0;
 }
 
 void tcp_link_fail(struct tcp_link *link, int status)

@@ -253,15 +253,28 @@ static void sock_block(struct tcp_sock *sock)
     tcp_nic_of(sock->link)->nblocked++;
 }
 
+/* Cut pieces down to `limit` bytes. Returns how many pieces are left; bytes in them. */
+static int cut(struct iovec *iov, int niov, uint64_t limit, uint64_t *sum)
+{
+    *sum = 0;
+    for (int i = 0; i < niov; i++) {
+        *sum += iov[i].iov_len;
+        if (*sum < limit)
+            continue;
+        iov[i].iov_len -= *sum - limit;
+        *sum = limit;
+        return i + 1;
+    }
+    return niov;
+}
+
 /* One system call; a single piece does without a msghdr, which the kernel would have to copy. */
-static ssize_t send_some(struct tcp_sock *sock, uint64_t *want)
+static ssize_t send_some(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
 {
     struct iovec iov[TCP_IOV];
     struct msghdr msg = {.msg_iov = iov};
-    int flags = MSG_NOSIGNAL | MSG_DONTWAIT, niov = out_gather(sock, iov);
-    *want = 0;
-    for (int i = 0; i < niov; i++)
-        *want += iov[i].iov_len;
+    int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+    int niov = cut(iov, out_gather(sock, iov), limit, want);
     msg.msg_iovlen = (size_t)niov;
     ssize_t n;
     do
@@ -296,12 +309,12 @@ static void fit_buffer(struct tcp_sock *sock)
     setsockopt(sock->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
 }
 
-uint64_t tcp_out_flush(struct tcp_sock *sock)
+uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
 {
     uint64_t sum = 0;
-    while (!sock->blocked && sock->sent < sock->staged) {
+    while (!sock->blocked && sock->sent < sock->staged && sum < limit) {
         uint64_t want;
-        ssize_t n = send_some(sock, &want);
+        ssize_t n = send_some(sock, limit - sum, &want);
         if (n < 0 && errno != EAGAIN) {
             tcp_link_fail(sock->link, tcp_status(errno));
             return sum;

@@ -76,6 +76,10 @@ static bool start(struct tcp_link *link, struct tcp_op *op)
 static void started(struct tcp_link *link, struct tcp_op *op)
 {
     link->started++;
+    if (op->len > TCP_BULK_MIN)
+        link->nlong++;
+    else
+        tcp_note_short(tcp_nic_of(link));
     if (op->op == WEFT_OP_FENCE)
         tcp_op_done(op, 0);
     else if (tcp_is_bulk(op))
@@ -147,6 +151,7 @@ static bool post_short(struct tcp_link *link, const struct weft_cmd *cmd)
     op->len = op->staged = cmd->len;
     op->ctx = cmd->ctx;
     tcp_out_short(sock, op, cmd);
+    tcp_note_short(tcp_nic_of(link));
     link->started++;
     return true;
 }
@@ -174,7 +179,7 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         return weft_fail(link->state == TCP_LINK_DOWN ? WEFT_ELINK : -ENOTCONN,
                          "tcp: post on a link that is %s",
                          link->state == TCP_LINK_DOWN ? "dead" : "not connected");
-    bool idle = link->started == 0;
+    uint32_t others = link->started, shorts = others - link->nlong;
     int i = 0;
     for (; i < n && link->posted < link->depth; i++) {
         int rc = weft_cmd_check(&base->nic->attr, &cmds[i]);
@@ -185,11 +190,17 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         link->posted++;
         base->nic->bulk = cmds[i].len > TCP_BULK_MIN;
     }
+    if (i == 0)
+        return 0;
+    bool more = cmds[i - 1].flags & WEFT_CMD_MORE;
     int64_t budget = POST_BUDGET;
-    if (i > 0 && idle && !(cmds[i - 1].flags & WEFT_CMD_MORE))
+    if (others == 0 && !more) {
         tcp_tx_run(link, &budget);
-    else if (i > 0)
+    } else {
         tcp_tx_ready(link);
+        if (shorts == 0 && !more) /* it need not wait for long ones */
+            tcp_out_flush(&link->socks[0], POST_BUDGET);
+    }
     return i;
 }
 

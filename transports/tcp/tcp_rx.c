@@ -105,6 +105,7 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
     buf->lent = poll->nic->polls;
     buf->head += frame->len;
     poll->nic->base.bulk = 0;
+    tcp_note_short(poll->nic);
     count_executed(sock);
     return STEP_ON;
 }
@@ -254,6 +255,7 @@ static bool short_write(struct tcp_poll *poll, struct tcp_sock *sock)
     buf->head += size + len;
     poll->budget -= FRAME_COST;
     poll->nic->base.bulk = 0;
+    tcp_note_short(poll->nic);
     count_executed(sock);
     return true;
 }

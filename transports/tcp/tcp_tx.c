@@ -6,6 +6,8 @@
 
 /* A bulk socket is given so many chunks ahead: one in sendmsg, one to go on with. */
 #define STAGED_CHUNKS 2
+/* Short operations are said to come and go for so many polls after the last one. */
+#define MIXED_POLLS 64
 
 /* --- queues ------------------------------------------------------------------------------------- */
 
@@ -104,6 +106,8 @@ int tcp_tx_serve(struct tcp_link *link, const struct tcp_frame *frame)
     op->one = (struct weft_iov_local){.addr = (void *)(uintptr_t)op->remote_addr, .len = op->len};
     op->iov = &op->one;
     link->nanswers++;
+    if (!tcp_is_bulk(op))
+        tcp_note_short(tcp_nic_of(link));
     tcp_queue_push(&link->answers, op);
     tcp_tx_ready(link);
     return 0;
@@ -217,6 +221,19 @@ static bool only_acks(const struct tcp_link *link)
     return true;
 }
 
+/* Short operations come and go: they wait for what one system call takes. Else it may take as much
+ * as the socket does, which keeps the peer busy meanwhile. */
+static bool mixed(const struct tcp_nic *nic)
+{
+    return nic->polls - nic->short_poll < MIXED_POLLS;
+}
+
+/* What is on socket 0, if long payloads have others: never much, and first. */
+static uint64_t flush_short(struct tcp_link *link)
+{
+    return link->nsocks > 1 ? tcp_out_flush(&link->socks[0], UINT64_MAX) : 0;
+}
+
 void tcp_tx_run(struct tcp_link *link, int64_t *budget)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
@@ -231,15 +248,18 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
         tcp_post_start(link);
         if (link->acks && link->acks_poll != nic->polls)
             stage_acks(link);
-        /* Socket 0 last: a chunk that cannot be sent leaves an END there. */
+        sent += flush_short(link);
         for (uint32_t i = link->nsocks; link->state == TCP_LINK_UP && i-- > 0;) {
             struct tcp_sock *sock = &link->socks[i];
-            if (sock->blocked)
+            if (sock->blocked || (i == 0 && link->nsocks > 1))
                 continue;
-            if (link->bulk.head && (i > 0 || link->nsocks == 1))
+            if (link->bulk.head)
                 stage_bulk(link, sock);
-            sent += tcp_out_flush(sock);
+            if (*budget > (int64_t)sent)
+                sent += tcp_out_flush(sock, mixed(nic) ? (uint64_t)*budget - sent : UINT64_MAX);
         }
+        if (link->state == TCP_LINK_UP) /* a chunk that could not be sent left an END there */
+            sent += flush_short(link);
         *budget -= (int64_t)sent;
         if (!tcp_tx_queued(link))
             break;
@@ -252,5 +272,5 @@ void tcp_tx_farewell(struct tcp_link *link)
 {
     stage_acks(link);
     if (link->state == TCP_LINK_UP)
-        tcp_out_flush(&link->socks[0]);
+        tcp_out_flush(&link->socks[0], UINT64_MAX);
 }
