@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util.h"
+
 _Noreturn void fuzz_fail(const char *what, const char *file, int line)
 {
     fprintf(stderr, "%s:%d: not true: %s\n", file, line, what);
@@ -96,4 +98,22 @@ size_t fuzz_damage(struct fuzz_in *in, uint8_t *frame, size_t len)
     if (how >= 240)
         len = fuzz_u16(in) % (len + 1);
     return len;
+}
+
+const uint8_t *fuzz_link_key(void)
+{
+    static const uint8_t key[WEFT_MAC] = "the key of a link";
+    return weft__mac_load() == 0 ? key : NULL;
+}
+
+bool fuzz_prove(struct fuzz_in *in, const void *said, size_t len, uint8_t proof[WEFT_MAC])
+{
+    uint8_t how = fuzz_u8(in), key[WEFT_MAC];
+    memcpy(key, fuzz_link_key(), sizeof key);
+    if (how >= 224)
+        key[how % WEFT_MAC] ^= 1;
+    FUZZ_OK(weft_mac(key, said, len, proof));
+    if (how >= 192 && how < 224) /* as if there were no key */
+        memset(proof, 0, WEFT_MAC);
+    return how < 192;
 }

@@ -51,6 +51,13 @@ char *fuzz_text(struct fuzz_in *in);
 /* Damage a finished frame as the input says: a byte changed, or the end cut off. Its new length. */
 size_t fuzz_damage(struct fuzz_in *in, uint8_t *frame, size_t len);
 
+/* --- links with a key ------------------------------------------------------------------------ */
+
+/* The key of such links. NULL: this build has none. */
+const uint8_t *fuzz_link_key(void);
+/* The code of what is said, mostly under that key. True: it is. */
+bool fuzz_prove(struct fuzz_in *in, const void *said, size_t len, uint8_t proof[WEFT_MAC]);
+
 /* --- net.c: TCP sockets that lead to the target --------------------------------------------- */
 
 /* A connection to the n-th listener that the code under test has opened, ours to write to. */

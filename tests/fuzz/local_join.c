@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How two local nics introduce themselves: packets and descriptors that come to a nic's unix
- * socket, to a passive link, and to an active one that has dialed; and the addresses of links.
+ * socket, to a passive link, and to an active one that has dialed; and the addresses of links; of links
+ * with a key and without.
+ *
+ * Checked: nothing comes of a link that was never up; one with a key comes up only when all that
+ * its peer has to say came with the right proof.
  */
 #include "fuzz.h"
 
@@ -26,9 +30,10 @@ static struct local_nic *nic, *other; /* whose socket an active link dials */
 struct run {
     struct fuzz_in in;
     struct weft_link *link;
-    bool up;
-    struct local_address address; /* the peer's, as core carried it */
-    struct local_id token;        /* of the link */
+    bool active, keyed, up;
+    bool proven[LOCAL_PACKET_CONFIRM + 1]; /* such a packet has come with the right proof */
+    struct local_address address;          /* the peer's, as core carried it */
+    struct local_id token;                 /* of the link */
     int fds[FDS];
     int nfds;
 };
@@ -88,11 +93,22 @@ static void say_packet(struct run *run)
                                   .ring_size = ring,
                                   .probe_addr = fuzz_u16(in),
                                   .direct = fuzz_u8(in)};
+    bool right = run->keyed &&
+                 fuzz_prove(in, &packet, offsetof(struct local_packet, proof), packet.proof);
+    struct local_packet sound = packet;
     fuzz_damage(in, (uint8_t *)&packet, sizeof packet);
+    if (right && memcmp(&packet, &sound, sizeof packet) == 0)
+        run->proven[packet.type] = true;
     int memory = packet.type == LOCAL_PACKET_HELLO ? make_memory(in, ring) : -1;
     local_packet_send(run->fds[nth], &packet, memory);
     if (memory >= 0)
         close(memory);
+}
+
+static bool all_proven(const struct run *run)
+{
+    return run->active ? run->proven[LOCAL_PACKET_ANSWER]
+                       : run->proven[LOCAL_PACKET_HELLO] && run->proven[LOCAL_PACKET_CONFIRM];
 }
 
 static void connect_link(struct run *run, bool damaged)
@@ -103,6 +119,7 @@ static void connect_link(struct run *run, bool damaged)
         len = fuzz_damage(&run->in, (uint8_t *)&address, len);
     int rc = ops->link_connect(run->link, &address, len);
     FUZZ_CHECK(rc <= 0);
+    FUZZ_CHECK(rc < 0 || run->up || !run->keyed || all_proven(run));
     run->up = run->up || rc == 0;
     int fd = accept4(other->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0 && run->nfds < FDS)
@@ -151,8 +168,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct local_address mine;
     if (!nic)
         set_up();
-    struct weft_link_opts opts = {.role = fuzz_u8(&run.in) & 1 ? WEFT_ROLE_ACTIVE
-                                                               : WEFT_ROLE_PASSIVE};
+    uint8_t how = fuzz_u8(&run.in);
+    struct weft_link_opts opts = {.role = how & 1 ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE,
+                                  .key = how & 128 ? fuzz_link_key() : NULL};
+    run.active = how & 1;
+    run.keyed = opts.key;
     FUZZ_OK(ops->link_open(&nic->base, &opts, &run.link));
     FUZZ_CHECK(ops->link_address(run.link, &mine, WEFT_LINK_ADDRESS_MAX) == sizeof mine);
     run.token = mine.token;

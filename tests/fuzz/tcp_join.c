@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How sockets find their link in tcp: hellos of strangers and of the right peer to a passive link,
- * greetings to an active one, and the addresses of links.
+ * greetings to an active one, and the addresses of links; of links with a key and without.
+ *
+ * Checked: nothing comes of a link that was never up; one with a key comes up only when each of
+ * its sockets has brought the right proof.
  */
 #include "fuzz.h"
 
@@ -25,10 +28,11 @@ static struct tcp_nic *nic;
 struct run {
     struct fuzz_in in;
     struct weft_link *link;
-    bool active, done;
+    bool active, keyed, done;
     uint8_t address[TCP_ADDRESS_SIZE]; /* of the peer, as core carried it */
     uint8_t token[TCP_TOKEN];
     int fds[FDS];
+    bool proven[FDS]; /* has said a hello with the right proof */
     int nfds;
 };
 
@@ -51,14 +55,32 @@ static void poll_nic(struct run *run)
     FUZZ_CHECK(n == 0 || run->done);
 }
 
+static bool all_proven(const struct run *run)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < run->nfds; i++)
+        n += run->proven[i];
+    return n >= ((struct tcp_link *)run->link)->nsocks;
+}
+
 static void connect_link(struct run *run, const void *address, size_t len)
 {
     int rc = ops->link_connect(run->link, address, len);
     FUZZ_CHECK(rc <= 0);
+    FUZZ_CHECK(rc < 0 || run->done || !run->keyed || all_proven(run));
     run->done = run->done || rc == 0;
     int fd;
     while ((fd = fuzz_net_take()) >= 0 && run->nfds < FDS)
         run->fds[run->nfds++] = fd;
+}
+
+/* As the peer's end of a link with a key would. True: the proof is right. */
+static bool prove(struct run *run, uint8_t hello[TCP_HELLO_SIZE])
+{
+    uint8_t role = run->active ? WEFT_ROLE_PASSIVE : WEFT_ROLE_ACTIVE;
+    uint8_t said[1 + TCP_HELLO_PROVEN] = {(uint8_t)fuzz_near(&run->in, role)};
+    memcpy(said + 1, hello, TCP_HELLO_PROVEN);
+    return fuzz_prove(&run->in, said, sizeof said, hello + TCP_HELLO_PROVEN) && said[0] == role;
 }
 
 static void say_hello(struct run *run)
@@ -66,16 +88,21 @@ static void say_hello(struct run *run)
     struct fuzz_in *in = &run->in;
     if (!run->nfds)
         return;
-    uint8_t bytes[TCP_HELLO_SIZE], nth = (uint8_t)fuzz_pick(in, (uint32_t)run->nfds);
+    uint8_t bytes[TCP_HELLO_SIZE], sound[TCP_HELLO_SIZE],
+        nth = (uint8_t)fuzz_pick(in, (uint32_t)run->nfds);
     struct tcp_hello hello = {.version = (uint8_t)fuzz_near(in, TCP_VERSION),
                               .index = (uint8_t)fuzz_near(in, nth % 3),
                               .sockets = (uint8_t)fuzz_near(in, 3),
                               .depth = (uint16_t)fuzz_near(in, TCP_DEPTH)};
     memcpy(hello.token, run->token, TCP_TOKEN);
     tcp_hello_encode(bytes, &hello);
+    bool right = run->keyed && prove(run, bytes);
+    memcpy(sound, bytes, sizeof sound);
     size_t len = fuzz_damage(in, bytes, sizeof bytes), first = fuzz_u8(in);
     if (first > len)
         first = len;
+    if (right && len == sizeof sound && memcmp(bytes, sound, len) == 0)
+        run->proven[nth] = true;
     send(run->fds[nth], bytes, first, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (first < len)
         poll_nic(run);
@@ -118,6 +145,9 @@ static void begin(struct run *run)
         opts.peer = (struct sockaddr *)&peer;
         opts.peer_len = sizeof peer;
     }
+    if (how & 128)
+        opts.key = fuzz_link_key();
+    run->keyed = opts.key;
     FUZZ_OK(ops->link_open(&nic->base, &opts, &run->link));
     FUZZ_OK(ops->link_address(run->link, blob, sizeof blob));
     run->active = how & 1;
