@@ -325,7 +325,8 @@ struct local_answer {
 
 struct local_offer {
     uint64_t addr; /* of the cmd's memory in the target */
-    uint64_t tag;  /* of the word while units of this cmd can be taken */
+    uint32_t tag;  /* of the word while units of this cmd can be taken */
+    uint32_t reserved;
 };
 
 /* --- local.c: table, probe, open, close ------------------------------------------------------- */
