@@ -425,7 +425,7 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
     struct weft__remote r;
     int rc = weft__remote_decode(&x->remote[i], &r);
     if (rc)
-        return rc;
+        return weft_fail(rc, "remote[%zu]: %s", i, weft_last_error());
     uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
     if (offset > r.len || piece->len > r.len - offset)
         return weft_fail(WEFT_EBOUNDS, "remote[%zu] has %llu bytes; %llu at %llu do not fit", i,
@@ -455,7 +455,7 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
             int rc = weft__mem_reg_of(conn->ep, x->local[i].mem, piece->addr, piece->len,
                                       &piece->reg);
             if (rc)
-                return rc;
+                return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
         }
     } else {
         piece->addr = NULL;

@@ -228,6 +228,17 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
     weft__stripe_fill(conn);
 }
 
+/* What failed, as a sentence: of a list the piece, too. */
+static void describe(const struct weft__wr *wr, int status, char *text, size_t size)
+{
+    char piece[32] = "";
+    if (wr->op->npieces > 1)
+        snprintf(piece, sizeof piece, ", piece %zu", wr->piece);
+    snprintf(text, size, "%s of %llu bytes over %s%s: %s", weft_op_name(wr->cmd.op),
+             (unsigned long long)wr->cmd.len, wr->op->conn->transport, piece,
+             weft_strerror(status));
+}
+
 static void stop(struct weft__op *op)
 {
     if (op->where == WEFT__AT_TODO)
@@ -240,8 +251,7 @@ void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
     struct weft__conn *conn = op->conn;
     if (comp->status < 0) {
         char text[sizeof op->text];
-        snprintf(text, sizeof text, "%s of %llu bytes over %s: %s", weft_op_name(wr->cmd.op),
-                 (unsigned long long)wr->cmd.len, conn->transport, weft_strerror(comp->status));
+        describe(wr, comp->status, text, sizeof text);
         weft__op_fail(op, comp->status, text);
         stop(op);
     } else {
