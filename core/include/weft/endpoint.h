@@ -274,7 +274,8 @@ struct weft_xfer {
     const struct weft_local *local;
     size_t nlocal;
     /* WRITE, READ: remote[i] pairs with local[i] (nremote == nlocal), local[i].len bytes are moved
-     * to or from its start. ADD: one remote of 8 bytes, aligned to 8. */
+     * to or from its start. ADD: one remote of 8 bytes, aligned to 8. A pair of 0 bytes has to be a
+     * remote and lie inside it; the peer is not asked, so its key may be stale. */
     const struct weft_remote *remote;
     size_t nremote;
     const uint64_t *remote_offset; /* added to the start of remote[i]; NULL: all 0 */
