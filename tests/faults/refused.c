@@ -415,8 +415,15 @@ static void lengths_beyond_4_gib(void **state)
     unsigned char *from = mmap(NULL, HUGE_LEN, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(from != MAP_FAILED, "mmap: %m");
+    test_fill(from, PARTY_LEN, 6, 0); /* none of it may arrive */
     struct weft_remote large = forge(l.remote, REMOTE_LEN, 1ll << 40);
     for (size_t len = 4 * GIB; len <= 4 * GIB + 8; len += 8) {
+        struct weft_local local = {.addr = from, .len = len};
+        WEFT_FAILS(WEFT_EBOUNDS,
+                   weft_post(s->conn,
+                             WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                       .nlocal = 1, .remote = &l.remote, .nremote = 1),
+                             NULL)); /* this side knows */
         assert_int_equal(weft_write(s->conn, from, len, &l.remote, 0, T), WEFT_EBOUNDS);
         assert_int_equal(weft_write(s->conn, from, len, &large, 0, T), WEFT_EBOUNDS);
         assert_int_equal(weft_read(s->conn, from, len, &large, 0, T), WEFT_EBOUNDS);

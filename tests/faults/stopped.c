@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Peers that are alive and do nothing: stopped in the middle of everything, briefly and for longer
+ * than WEFT_TCP_TIMEOUT, and going on; or slow, taking a little now and then. Nothing fails, each
+ * byte arrives, and the conn to another peer does not notice.
+ */
+#include "party.h"
+
+#define T TEST_DEADLINE_MS
+#define TIMEOUT "1000"    /* WEFT_TCP_TIMEOUT: it is for hosts that are gone, ms */
+#define LONG_STOP_MS 1600 /* more than that */
+#define SHORT_STOPS 12
+#define LARGE 200000           /* of a message, a notification, a piece of memory */
+#define DEPTH 4                /* operations of a kind that are posted at once */
+#define WORDS (PARTY_LEN - 64) /* of the memory: words that are added to */
+
+/* --- everything that a conn can do ------------------------------------------------------------- */
+
+struct work {
+    struct weft_remote remote; /* PARTY_LEN bytes of the other side */
+    bool acts;                 /* the others answer */
+    bool posted;               /* several at once, else blocking */
+    int run_ms;
+    uint64_t rounds;
+};
+
+static size_t number_len(uint64_t i)
+{
+    return i % 3 ? 8 + i % 50 : LARGE;
+}
+
+/* DEPTH of an operation, or one; each has to end well. */
+static void do_one(weft_conn_t conn, const struct work *w, struct weft_xfer x)
+{
+    weft_op_t ops[DEPTH];
+    struct weft_op_status status;
+    x.struct_size = sizeof x;
+    if (!w->posted) {
+        WEFT_OK(weft_transfer(conn, &x, T, NULL));
+        return;
+    }
+    for (int i = 0; i < DEPTH; i++)
+        WEFT_OK(weft_post(conn, &x, &ops[i]));
+    for (int i = 0; i < DEPTH; i++) {
+        int rc = weft_op_wait(ops[i], T, &status);
+        CHECK(rc == 0, "operation %d: %s: %s", x.op, weft_err_name(rc), status.text);
+    }
+}
+
+static void act_round(weft_conn_t conn, const struct work *w, uint64_t i, unsigned char *buf)
+{
+    size_t len = number_len(i);
+    struct weft_local local = {.addr = buf, .len = len};
+    struct weft_xfer x = {
+        .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1, .remote = &w->remote, .nremote = 1};
+    uint64_t at = WORDS, before = 0;
+    test_fill(buf, len, i, 0);
+    do_one(conn, w, x);
+    test_zero(buf, len);
+    x.op = WEFT_XFER_READ;
+    do_one(conn, w, x);
+    CHECK(test_differs(buf, len, i, 0) < 0, "round %" PRIu64 " read wrong bytes", i);
+    do_one(conn, w, (struct weft_xfer){.op = WEFT_XFER_NOTIFY, .notify = buf, .notify_len = len});
+    do_one(conn, w, (struct weft_xfer){.op = WEFT_XFER_SEND, .local = &local, .nlocal = 1});
+    do_one(conn, w,
+           (struct weft_xfer){.op = WEFT_XFER_ADD,
+                              .remote = &w->remote,
+                              .nremote = 1,
+                              .remote_offset = &at,
+                              .value = 1});
+    WEFT_OK(weft_add(conn, &w->remote, WORDS + 8, 1, &before, T));
+    CHECK(before == i, "addition %" PRIu64 " found %" PRIu64, i, before);
+}
+
+static void act(weft_conn_t conn, struct work *w)
+{
+    unsigned char *buf = malloc(LARGE);
+    CHECK(buf, "no memory");
+    uint64_t end = weft_now() + (uint64_t)w->run_ms * 1000000;
+    for (w->rounds = 0; weft_now() < end; w->rounds++)
+        act_round(conn, w, w->rounds, buf);
+    struct weft_xfer last = {.struct_size = sizeof last, .op = WEFT_XFER_SEND};
+    WEFT_OK(weft_transfer(conn, &last, T, NULL));
+    free(buf);
+}
+
+static void take_notif(weft_endpoint_t endpoint, uint64_t i)
+{
+    struct weft_notif notif;
+    WEFT_OK(weft_endpoint_notif(endpoint, T, &notif));
+    CHECK(notif.len == number_len(i) && test_differs(notif.data, notif.len, i, 0) < 0,
+          "notification %" PRIu64 " is wrong", i);
+    weft_notif_free(&notif);
+}
+
+/* Every message and notification once and in order, until an empty message. */
+static void answer(weft_endpoint_t endpoint, weft_conn_t conn, struct work *w)
+{
+    uint64_t times = w->posted ? DEPTH : 1, n = 0;
+    unsigned char *buf = malloc(LARGE);
+    CHECK(buf, "no memory");
+    for (;; n++) {
+        int64_t len = WEFT_OK(weft_recv(conn, buf, LARGE, T));
+        if (len == 0)
+            break;
+        CHECK((size_t)len == number_len(n / times) &&
+                  test_differs(buf, (size_t)len, n / times, 0) < 0,
+              "message %" PRIu64 " is wrong", n);
+        take_notif(endpoint, n / times);
+    }
+    CHECK(n % times == 0, "%" PRIu64 " messages", n);
+    w->rounds = n / times;
+    free(buf);
+}
+
+static void work_there(struct member *member, void *arg)
+{
+    struct work *w = arg;
+    if (w->acts)
+        act(member->conn, w);
+    else
+        answer(member->endpoint, member->conn, w);
+}
+
+/* --- this side --------------------------------------------------------------------------------- */
+
+/* One victim, and an endpoint here that has a conn to it and one to the witness. */
+struct stage {
+    struct party victim;
+    struct witness witness;
+    weft_endpoint_t endpoint;
+    weft_conn_t conn;
+    struct test_mem mem;
+    weft_mem_t handle;
+    struct work here;
+    pthread_t thread;
+};
+
+static void stage_fork(struct stage *s)
+{
+    party_fork(&s->victim);
+    party_fork(&s->witness.party);
+}
+
+static void stage_open(struct stage *s)
+{
+    struct weft_endpoint_opts opts = party_opts();
+    party_open(&s->victim);
+    party_open(&s->witness.party);
+    WEFT_OK(weft_endpoint_open(&opts, &s->endpoint));
+    test_mem_open(&s->mem, PARTY_LEN, 0);
+    WEFT_OK(weft_mem_reg(s->endpoint, s->mem.at, PARTY_LEN, NULL, &s->handle));
+    witness_start(&s->witness, s->endpoint);
+    s->conn = party_connect(s->endpoint, &s->victim);
+}
+
+static void stage_close(struct stage *s)
+{
+    witness_stop(&s->witness);
+    WEFT_OK(weft_endpoint_close(s->endpoint));
+    test_mem_close(&s->mem);
+    party_close(&s->victim);
+}
+
+static void *work_here(void *arg)
+{
+    struct stage *s = arg;
+    if (s->here.acts)
+        act(s->conn, &s->here);
+    else
+        answer(s->endpoint, s->conn, &s->here);
+    return NULL;
+}
+
+static void stage_work(struct stage *s, bool victim_acts, bool posted, int run_ms)
+{
+    struct work there = {.acts = victim_acts, .posted = posted, .run_ms = run_ms};
+    WEFT_OK(weft_mem_advertise(s->handle, s->mem.at, PARTY_LEN, &there.remote));
+    s->here = there;
+    s->here.acts = !victim_acts;
+    s->here.remote = s->victim.remote;
+    party_start(&s->victim, work_there, &there, sizeof there);
+    CHECK(!pthread_create(&s->thread, NULL, work_here, s), "pthread_create");
+}
+
+static void stage_done(struct stage *s)
+{
+    struct work there;
+    struct weft_conn_info info;
+    party_finish(&s->victim, &there, sizeof there);
+    pthread_join(s->thread, NULL);
+    CHECK(there.rounds == s->here.rounds && there.rounds > 0,
+          "%" PRIu64 " rounds here, %" PRIu64 " there", s->here.rounds, there.rounds);
+    WEFT_OK(weft_conn_info(s->conn, &info));
+    assert_int_equal(info.state, WEFT_CONN_UP);
+}
+
+/* --- stopped ----------------------------------------------------------------------------------- */
+
+#define STAGES 4
+#define RUN_MS (LONG_STOP_MS + 600)
+
+static void signal_all(const struct stage *stages, int signal)
+{
+    for (int i = 0; i < STAGES; i++)
+        kill(stages[i].victim.pid, signal);
+}
+
+static void stop_for(struct stage *stages, int ms)
+{
+    signal_all(stages, SIGSTOP);
+    test_sleep_ms(ms);
+    for (int i = 0; i < STAGES && ms > 1000; i++)
+        witness_goes_on(&stages[i].witness);
+    signal_all(stages, SIGCONT);
+}
+
+static void stopped_and_going_on(void **state)
+{
+    (void)state;
+    static struct stage stages[STAGES];
+    for (int i = 0; i < STAGES; i++)
+        stage_fork(&stages[i]);
+    for (int i = 0; i < STAGES; i++)
+        stage_open(&stages[i]);
+    for (int i = 0; i < STAGES; i++)
+        stage_work(&stages[i], i & 1, i & 2, RUN_MS);
+    for (int i = 0; i < SHORT_STOPS; i++) {
+        test_sleep_ms(10);
+        stop_for(stages, 1 + i * 3);
+    }
+    test_sleep_ms(20);
+    stop_for(stages, LONG_STOP_MS);
+    for (int i = 0; i < STAGES; i++)
+        stage_done(&stages[i]);
+    for (int i = 0; i < STAGES; i++)
+        stage_close(&stages[i]);
+}
+
+/* --- slow -------------------------------------------------------------------------------------- */
+
+#define PAUSE_MS 4
+#define SLOW_RUN_MS 500
+
+/* The same work, of a process whose endpoint goes on only when it is asked to, and that is seldom. */
+static void open_slow(struct member *member, void *arg)
+{
+    struct party *p = arg;
+    struct weft_endpoint_opts opts = party_opts();
+    opts.progress_threads = WEFT_PROGRESS_CALLER;
+    WEFT_OK(weft_endpoint_open(&opts, &member->endpoint));
+    test_mem_open(&member->mem, PARTY_LEN, 0);
+    WEFT_OK(weft_mem_reg(member->endpoint, member->mem.at, PARTY_LEN, NULL, &member->handle));
+    WEFT_OK(weft_mem_advertise(member->handle, member->mem.at, PARTY_LEN, &p->remote));
+    p->metadata_len = WEFT_OK(
+        weft_endpoint_metadata(member->endpoint, p->metadata, sizeof p->metadata));
+}
+
+static void accept_slowly(struct member *member, void *arg)
+{
+    (void)arg;
+    WEFT_OK(weft_endpoint_accept(member->endpoint, T, &member->conn));
+}
+
+/* One thing at a time, and a pause after each look. */
+static void dawdle(struct member *member, void *arg)
+{
+    struct work *w = arg;
+    uint64_t times = w->posted ? DEPTH : 1, messages = 0, notifs = 0;
+    unsigned char *buf = malloc(LARGE);
+    struct weft_notif notif;
+    for (bool ended = false; !ended;) {
+        struct weft_op_status status;
+        weft_op_t op;
+        struct weft_local local = {.addr = buf, .len = LARGE};
+        WEFT_OK(weft_post(member->conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &local, .nlocal = 1),
+                          &op));
+        int rc = 0;
+        TEST_UNTIL((rc = weft_op_poll(op, &status)), test_sleep_ms(PAUSE_MS), "a message");
+        WEFT_OK(rc);
+        ended = status.bytes == 0;
+        CHECK(ended || (status.bytes == number_len(messages / times) &&
+                        test_differs(buf, status.bytes, messages / times, 0) < 0),
+              "message %" PRIu64 " is wrong", messages);
+        messages += !ended;
+        for (; weft_endpoint_notif(member->endpoint, 0, &notif) == 0; notifs++) {
+            CHECK(notif.len == number_len(notifs / times) &&
+                      test_differs(notif.data, notif.len, notifs / times, 0) < 0,
+                  "notification %" PRIu64 " is wrong", notifs);
+            weft_notif_free(&notif);
+        }
+    }
+    CHECK(messages == notifs, "%" PRIu64 " messages, %" PRIu64 " notifications", messages, notifs);
+    w->rounds = messages / times;
+    free(buf);
+}
+
+static void slow_target(bool posted)
+{
+    static struct stage s;
+    struct weft_endpoint_opts opts = party_opts();
+    s = (struct stage){.here = {.acts = true, .posted = posted, .run_ms = SLOW_RUN_MS}};
+    struct party there;
+    stage_fork(&s);
+    there = s.victim;
+    party_call(&s.victim, open_slow, &there, sizeof there);
+    there.fd = s.victim.fd;
+    s.victim = there;
+    party_open(&s.witness.party);
+    WEFT_OK(weft_endpoint_open(&opts, &s.endpoint));
+    witness_start(&s.witness, s.endpoint);
+    party_start(&s.victim, accept_slowly, NULL, 0);
+    WEFT_OK(weft_endpoint_connect(s.endpoint, s.victim.metadata, (size_t)s.victim.metadata_len,
+                                  NULL, &s.conn));
+    party_finish(&s.victim, NULL, 0);
+    struct work w = s.here;
+    s.here.remote = s.victim.remote;
+    party_start(&s.victim, dawdle, &w, sizeof w);
+    CHECK(!pthread_create(&s.thread, NULL, work_here, &s), "pthread_create");
+    witness_goes_on(&s.witness);
+    stage_done(&s);
+    witness_stop(&s.witness);
+    WEFT_OK(weft_endpoint_close(s.endpoint));
+    party_close(&s.victim);
+}
+
+static void slow_under_blocking_calls(void **state)
+{
+    (void)state;
+    slow_target(false);
+}
+
+static void slow_under_posted_operations(void **state)
+{
+    (void)state;
+    slow_target(true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stopped_and_going_on),
+        cmocka_unit_test(slow_under_blocking_calls),
+        cmocka_unit_test(slow_under_posted_operations),
+    };
+    weft_config_set("WEFT_LOG", "error");
+    weft_config_set("WEFT_TCP_TIMEOUT", TIMEOUT);
+    return cmocka_run_group_tests_name("stopped", tests, NULL, NULL);
+}
