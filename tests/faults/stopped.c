@@ -8,7 +8,7 @@
 
 #define T TEST_DEADLINE_MS
 #define TIMEOUT "1000"    /* WEFT_TCP_TIMEOUT: it is for hosts that are gone, ms */
-#define LONG_STOP_MS 1600 /* more than that */
+#define LONG_STOP_MS 2500 /* more than that, also when it is counted from the first probe */
 #define SHORT_STOPS 12
 #define LARGE 200000           /* of a message, a notification, a piece of memory */
 #define DEPTH 4                /* operations of a kind that are posted at once */
@@ -129,7 +129,7 @@ struct stage {
     struct party victim;
     struct witness witness;
     weft_endpoint_t endpoint;
-    weft_conn_t conn;
+    weft_conn_t conn, second;
     struct test_mem mem;
     weft_mem_t handle;
     struct work here;
@@ -151,6 +151,7 @@ static void stage_open(struct stage *s)
     test_mem_open(&s->mem, PARTY_LEN, 0);
     WEFT_OK(weft_mem_reg(s->endpoint, s->mem.at, PARTY_LEN, NULL, &s->handle));
     witness_start(&s->witness, s->endpoint);
+    s->second = party_connect(s->endpoint, &s->victim); /* it forgets that one */
     s->conn = party_connect(s->endpoint, &s->victim);
 }
 
@@ -199,6 +200,8 @@ static void stage_done(struct stage *s)
 
 #define STAGES 4
 #define RUN_MS (LONG_STOP_MS + 600)
+#define FULL_LEN 800000
+#define FULL_OPS 32
 
 static void signal_all(const struct stage *stages, int signal)
 {
@@ -210,9 +213,34 @@ static void stop_for(struct stage *stages, int ms)
 {
     signal_all(stages, SIGSTOP);
     test_sleep_ms(ms);
-    for (int i = 0; i < STAGES && ms > 1000; i++)
-        witness_goes_on(&stages[i].witness);
     signal_all(stages, SIGCONT);
+}
+
+/* More than all buffers on the way hold, to who is stopped: then it has no room for as long. */
+static void stop_and_fill(struct stage *stages)
+{
+    static unsigned char from[FULL_LEN], back[FULL_LEN];
+    struct stage *s = &stages[0];
+    struct weft_local local = {.addr = from, .len = FULL_LEN};
+    uint64_t at = LARGE; /* what lies below is the other conn's */
+    weft_op_t ops[FULL_OPS];
+    test_fill(from, FULL_LEN, 77, 0);
+    signal_all(stages, SIGSTOP);
+    for (int i = 0; i < FULL_OPS; i++)
+        WEFT_OK(
+            weft_post(s->second,
+                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                .remote = &s->victim.remote, .nremote = 1, .remote_offset = &at),
+                      &ops[i]));
+    test_sleep_ms(LONG_STOP_MS);
+    for (int i = 0; i < STAGES; i++)
+        witness_goes_on(&stages[i].witness);
+    assert_int_equal(weft_op_poll(ops[FULL_OPS - 1], NULL), 0);
+    signal_all(stages, SIGCONT);
+    for (int i = 0; i < FULL_OPS; i++)
+        WEFT_OK(weft_op_wait(ops[i], T, NULL));
+    int64_t n = weft_read(s->second, back, FULL_LEN, &s->victim.remote, at, T);
+    CHECK(n == FULL_LEN && test_differs(back, FULL_LEN, 77, 0) < 0, "what was written is wrong");
 }
 
 static void stopped_and_going_on(void **state)
@@ -230,7 +258,7 @@ static void stopped_and_going_on(void **state)
         stop_for(stages, 1 + i * 3);
     }
     test_sleep_ms(20);
-    stop_for(stages, LONG_STOP_MS);
+    stop_and_fill(stages);
     for (int i = 0; i < STAGES; i++)
         stage_done(&stages[i]);
     for (int i = 0; i < STAGES; i++)
@@ -346,5 +374,6 @@ int main(void)
     };
     weft_config_set("WEFT_LOG", "error");
     weft_config_set("WEFT_TCP_TIMEOUT", TIMEOUT);
+    weft_config_set("WEFT_TCP_RCVBUF", "32K"); /* who does not read is full at once */
     return cmocka_run_group_tests_name("stopped", tests, NULL, NULL);
 }
