@@ -16,6 +16,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -94,8 +95,20 @@ static int get(int fd, uint64_t ring_size, struct local_segment **out)
     return rc;
 }
 
+/* ftruncate beyond the limit on the size of files is a signal, which ends the process. */
+static bool too_large(uint64_t bytes)
+{
+    struct rlimit limit;
+    return !getrlimit(RLIMIT_FSIZE, &limit) && bytes > limit.rlim_cur;
+}
+
 int local_segment_create(uint64_t ring_size, struct local_segment **segment, int *out)
 {
+    if (too_large(segment_bytes(ring_size)))
+        return weft_fail(-EFBIG,
+                         "local: %" PRIu64 " bytes of shared memory are more than a file of this "
+                         "process may have (ulimit -f)",
+                         segment_bytes(ring_size));
     int fd = memfd_create("weft-local", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return weft_fail(-errno, "local: cannot make shared memory: %m");
