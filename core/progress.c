@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -390,6 +391,21 @@ static int open_wakes(struct weft__endpoint *ep, int n)
     return 0;
 }
 
+/* Signals of the process are for the application's threads: it may have blocked them there to wait
+ * for them. Left are those that a thread brings upon itself. */
+static int start_thread(pthread_t *thread, struct thread_arg *arg)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGPROF};
+    sigset_t all, before;
+    sigfillset(&all);
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(own); i++)
+        sigdelset(&all, own[i]);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(thread, NULL, thread_main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return rc;
+}
+
 int weft__threads_start(struct weft__endpoint *ep, int n)
 {
     if (n > ep->nlanes)
@@ -403,7 +419,7 @@ int weft__threads_start(struct weft__endpoint *ep, int n)
         int rc = arg ? 0 : ENOMEM;
         if (arg) {
             *arg = (struct thread_arg){ep, i};
-            rc = pthread_create(&ep->threads[i], NULL, thread_main, arg);
+            rc = start_thread(&ep->threads[i], arg);
         }
         if (rc) {
             free(arg);
