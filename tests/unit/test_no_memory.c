@@ -249,18 +249,24 @@ static void exchange(struct life *l, size_t len, bool late)
     CHECK(sent == 0 || gave_up(l), "a message cannot be sent: %s", weft_err_name(sent));
 }
 
+/* Announced, so that all of them are under way at once. */
 static void burst(struct life *l, int n)
 {
     static weft_op_t ops[BURST_MOST];
     struct weft_local local = {.addr = l->from, .len = 8};
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = &local,
+                          .nlocal = 1,
+                          .remote = &l->remote,
+                          .nremote = 1};
     int posted = 0;
     n = n < BURST_MOST ? n : BURST_MOST;
-    for (int i = 0; i < n; i++)
-        if (AGAIN(l, weft_post(l->conn,
-                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
-                                         .nlocal = 1, .remote = &l->remote, .nremote = 1),
-                               &ops[posted])) == 0)
+    for (int i = 0; i < n; i++) {
+        x.flags = i + 1 < n ? WEFT_XFER_MORE : 0;
+        if (AGAIN(l, weft_post(l->conn, &x, &ops[posted])) == 0)
             posted++;
+    }
     for (int i = 0; i < posted; i++)
         well(l, weft_op_wait(ops[i], T, NULL), "one of many writes");
 }
