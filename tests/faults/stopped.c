@@ -4,125 +4,23 @@
  * than WEFT_TCP_TIMEOUT, and going on; or slow, taking a little now and then. Nothing fails, each
  * byte arrives, and the conn to another peer does not notice.
  */
-#include "party.h"
+#include "work.h"
 
 #define T TEST_DEADLINE_MS
 #define TIMEOUT "1000"    /* WEFT_TCP_TIMEOUT: it is for hosts that are gone, ms */
 #define LONG_STOP_MS 2500 /* more than that, also when it is counted from the first probe */
 #define SHORT_STOPS 12
-#define LARGE 200000           /* of a message, a notification, a piece of memory */
-#define DEPTH 4                /* operations of a kind that are posted at once */
-#define WORDS (PARTY_LEN - 64) /* of the memory: words that are added to */
 
-/* --- everything that a conn can do ------------------------------------------------------------- */
-
-struct work {
-    struct weft_remote remote; /* PARTY_LEN bytes of the other side */
-    bool acts;                 /* the others answer */
-    bool posted;               /* several at once, else blocking */
-    int run_ms;
-    uint64_t rounds;
-};
-
-static size_t number_len(uint64_t i)
-{
-    return i % 3 ? 8 + i % 50 : LARGE;
-}
-
-/* DEPTH of an operation, or one; each has to end well. */
-static void do_one(weft_conn_t conn, const struct work *w, struct weft_xfer x)
-{
-    weft_op_t ops[DEPTH];
-    struct weft_op_status status;
-    x.struct_size = sizeof x;
-    if (!w->posted) {
-        WEFT_OK(weft_transfer(conn, &x, T, NULL));
-        return;
-    }
-    for (int i = 0; i < DEPTH; i++)
-        WEFT_OK(weft_post(conn, &x, &ops[i]));
-    for (int i = 0; i < DEPTH; i++) {
-        int rc = weft_op_wait(ops[i], T, &status);
-        CHECK(rc == 0, "operation %d: %s: %s", x.op, weft_err_name(rc), status.text);
-    }
-}
-
-static void act_round(weft_conn_t conn, const struct work *w, uint64_t i, unsigned char *buf)
-{
-    size_t len = number_len(i);
-    struct weft_local local = {.addr = buf, .len = len};
-    struct weft_xfer x = {
-        .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1, .remote = &w->remote, .nremote = 1};
-    uint64_t at = WORDS, before = 0;
-    test_fill(buf, len, i, 0);
-    do_one(conn, w, x);
-    test_zero(buf, len);
-    x.op = WEFT_XFER_READ;
-    do_one(conn, w, x);
-    CHECK(test_differs(buf, len, i, 0) < 0, "round %" PRIu64 " read wrong bytes", i);
-    do_one(conn, w, (struct weft_xfer){.op = WEFT_XFER_NOTIFY, .notify = buf, .notify_len = len});
-    do_one(conn, w, (struct weft_xfer){.op = WEFT_XFER_SEND, .local = &local, .nlocal = 1});
-    do_one(conn, w,
-           (struct weft_xfer){.op = WEFT_XFER_ADD,
-                              .remote = &w->remote,
-                              .nremote = 1,
-                              .remote_offset = &at,
-                              .value = 1});
-    WEFT_OK(weft_add(conn, &w->remote, WORDS + 8, 1, &before, T));
-    CHECK(before == i, "addition %" PRIu64 " found %" PRIu64, i, before);
-}
-
-static void act(weft_conn_t conn, struct work *w)
-{
-    unsigned char *buf = malloc(LARGE);
-    CHECK(buf, "no memory");
-    uint64_t end = weft_now() + (uint64_t)w->run_ms * 1000000;
-    for (w->rounds = 0; weft_now() < end; w->rounds++)
-        act_round(conn, w, w->rounds, buf);
-    struct weft_xfer last = {.struct_size = sizeof last, .op = WEFT_XFER_SEND};
-    WEFT_OK(weft_transfer(conn, &last, T, NULL));
-    free(buf);
-}
-
-static void take_notif(weft_endpoint_t endpoint, uint64_t i)
-{
-    struct weft_notif notif;
-    WEFT_OK(weft_endpoint_notif(endpoint, T, &notif));
-    CHECK(notif.len == number_len(i) && test_differs(notif.data, notif.len, i, 0) < 0,
-          "notification %" PRIu64 " is wrong", i);
-    weft_notif_free(&notif);
-}
-
-/* Every message and notification once and in order, until an empty message. */
-static void answer(weft_endpoint_t endpoint, weft_conn_t conn, struct work *w)
-{
-    uint64_t times = w->posted ? DEPTH : 1, n = 0;
-    unsigned char *buf = malloc(LARGE);
-    CHECK(buf, "no memory");
-    for (;; n++) {
-        int64_t len = WEFT_OK(weft_recv(conn, buf, LARGE, T));
-        if (len == 0)
-            break;
-        CHECK((size_t)len == number_len(n / times) &&
-                  test_differs(buf, (size_t)len, n / times, 0) < 0,
-              "message %" PRIu64 " is wrong", n);
-        take_notif(endpoint, n / times);
-    }
-    CHECK(n % times == 0, "%" PRIu64 " messages", n);
-    w->rounds = n / times;
-    free(buf);
-}
+/* --- this side --------------------------------------------------------------------------------- */
 
 static void work_there(struct member *member, void *arg)
 {
     struct work *w = arg;
     if (w->acts)
-        act(member->conn, w);
+        work_act(member->conn, w);
     else
-        answer(member->endpoint, member->conn, w);
+        work_answer(member->endpoint, member->conn, w);
 }
-
-/* --- this side --------------------------------------------------------------------------------- */
 
 /* One victim, and an endpoint here that has a conn to it and one to the witness. */
 struct stage {
@@ -167,9 +65,9 @@ static void *work_here(void *arg)
 {
     struct stage *s = arg;
     if (s->here.acts)
-        act(s->conn, &s->here);
+        work_act(s->conn, &s->here);
     else
-        answer(s->endpoint, s->conn, &s->here);
+        work_answer(s->endpoint, s->conn, &s->here);
     return NULL;
 }
 
@@ -222,7 +120,7 @@ static void stop_and_fill(struct stage *stages)
     static unsigned char from[FULL_LEN], back[FULL_LEN];
     struct stage *s = &stages[0];
     struct weft_local local = {.addr = from, .len = FULL_LEN};
-    uint64_t at = LARGE; /* what lies below is the other conn's */
+    uint64_t at = WORK_LARGE; /* what lies below is the other conn's */
     weft_op_t ops[FULL_OPS];
     test_fill(from, FULL_LEN, 77, 0);
     signal_all(stages, SIGSTOP);
@@ -294,13 +192,13 @@ static void accept_slowly(struct member *member, void *arg)
 static void dawdle(struct member *member, void *arg)
 {
     struct work *w = arg;
-    uint64_t times = w->posted ? DEPTH : 1, messages = 0, notifs = 0;
-    unsigned char *buf = malloc(LARGE);
+    uint64_t times = w->posted ? WORK_DEPTH : 1, messages = 0, notifs = 0;
+    unsigned char *buf = malloc(WORK_LARGE);
     struct weft_notif notif;
     for (bool ended = false; !ended;) {
         struct weft_op_status status;
         weft_op_t op;
-        struct weft_local local = {.addr = buf, .len = LARGE};
+        struct weft_local local = {.addr = buf, .len = WORK_LARGE};
         WEFT_OK(weft_post(member->conn,
                           WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &local, .nlocal = 1),
                           &op));
@@ -308,12 +206,12 @@ static void dawdle(struct member *member, void *arg)
         TEST_UNTIL((rc = weft_op_poll(op, &status)), test_sleep_ms(PAUSE_MS), "a message");
         WEFT_OK(rc);
         ended = status.bytes == 0;
-        CHECK(ended || (status.bytes == number_len(messages / times) &&
+        CHECK(ended || (status.bytes == work_len(messages / times) &&
                         test_differs(buf, status.bytes, messages / times, 0) < 0),
               "message %" PRIu64 " is wrong", messages);
         messages += !ended;
         for (; weft_endpoint_notif(member->endpoint, 0, &notif) == 0; notifs++) {
-            CHECK(notif.len == number_len(notifs / times) &&
+            CHECK(notif.len == work_len(notifs / times) &&
                       test_differs(notif.data, notif.len, notifs / times, 0) < 0,
                   "notification %" PRIu64 " is wrong", notifs);
             weft_notif_free(&notif);
