@@ -53,6 +53,7 @@ function(weft_add_backend kind name)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/core/include
                                ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target} PRIVATE Threads::Threads ${arg_LIBRARIES})
+    target_compile_options(${target} PRIVATE ${WEFT_WHOLE_FLAGS})
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_BUILT ${name})
     if(NOT arg_DECORATOR)
         set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_TESTED ${name})
