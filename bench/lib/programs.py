@@ -66,20 +66,20 @@ class Weft:
     def __init__(self, notes, program, transport):
         self.notes, self.program, self.transport = notes, program, transport
 
-    def run_all(self, test, *options):
+    def run_all(self, test, *options, env=None):
         command = [self.program, test, "--local", "--transport", self.transport, *options,
                    "--json", "-"]
-        self.notes.add(command)
-        everything = json.loads(proc.output(command))
+        self.notes.add(command, env)
+        everything = json.loads(proc.output(command, env))
         if everything["results"][0]["verified"] is not True:
             raise proc.Failed(f"'{' '.join(command)}': bytes arrived wrong")
         return everything
 
-    def run(self, test, *options):
-        return self.run_all(test, *options)["results"][0]
+    def run(self, test, *options, env=None):
+        return self.run_all(test, *options, env=env)["results"][0]
 
-    def bandwidth(self, test, size, *options):
-        result = self.run(test, "--sizes", str(size), *options)
+    def bandwidth(self, test, size, *options, env=None):
+        result = self.run(test, "--sizes", str(size), *options, env=env)
         return Sample(result["GBps"], result["cpu_s_per_GB"])
 
     def rate(self, test, size, *options):
