@@ -210,10 +210,10 @@ bool tcp_tx_queued(const struct tcp_link *link)
     return link->todo.head || link->bulk.head || link->answers.head;
 }
 
-/* Acks that may still find a frame to ride on are all that it has to send. */
-static bool only_acks(const struct tcp_link *link)
+/* Nothing but acks, perhaps. */
+static bool nothing_staged(const struct tcp_link *link)
 {
-    if (tcp_tx_queued(link) || link->acks_poll != tcp_nic_of(link)->polls)
+    if (tcp_tx_queued(link))
         return false;
     for (uint32_t i = 0; i < link->nsocks; i++)
         if (link->socks[i].staged != link->socks[i].sent)
@@ -228,25 +228,33 @@ static bool mixed(const struct tcp_nic *nic)
     return nic->polls - nic->short_poll < MIXED_POLLS;
 }
 
+static uint64_t flush(struct tcp_sock *sock, uint64_t limit)
+{
+    return sock->staged != sock->sent ? tcp_out_flush(sock, limit) : 0;
+}
+
 /* What is on socket 0, if long payloads have others: never much, and first. */
 static uint64_t flush_short(struct tcp_link *link)
 {
-    return link->nsocks > 1 ? tcp_out_flush(&link->socks[0], UINT64_MAX) : 0;
+    return link->nsocks > 1 ? flush(&link->socks[0], UINT64_MAX) : 0;
 }
 
 void tcp_tx_run(struct tcp_link *link, int64_t *budget)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
     uint64_t sent = 1;
-    if (link->state == TCP_LINK_UP && link->acks && only_acks(link)) {
-        tcp_tx_ready(link);
+    bool acks_due = link->acks &&
+                    link->acks_poll != nic->polls; /* the others may yet find a frame */
+    if (link->state == TCP_LINK_UP && !acks_due && nothing_staged(link)) {
+        if (link->acks)
+            tcp_tx_ready(link);
         return;
     }
     while (link->state == TCP_LINK_UP && sent > 0 && *budget > 0) {
         sent = 0;
         start_answers(link);
         tcp_post_start(link);
-        if (link->acks && link->acks_poll != nic->polls)
+        if (acks_due)
             stage_acks(link);
         sent += flush_short(link);
         for (uint32_t i = link->nsocks; link->state == TCP_LINK_UP && i-- > 0;) {
@@ -256,7 +264,7 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
             if (link->bulk.head)
                 stage_bulk(link, sock);
             if (*budget > (int64_t)sent)
-                sent += tcp_out_flush(sock, mixed(nic) ? (uint64_t)*budget - sent : UINT64_MAX);
+                sent += flush(sock, mixed(nic) ? (uint64_t)*budget - sent : UINT64_MAX);
         }
         if (link->state == TCP_LINK_UP) /* a chunk that could not be sent left an END there */
             sent += flush_short(link);
