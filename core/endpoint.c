@@ -51,11 +51,9 @@ static void endpoint_free(struct weft__endpoint *ep)
     for (int i = 0; i < ep->nlanes; i++)
         weft__lane_close(ep->lanes[i]);
     weft__op_pool_free(ep);
-    while (ep->free_wrs) {
-        struct weft__wr *wr = ep->free_wrs;
-        ep->free_wrs = (struct weft__wr *)wr->work.next;
-        free(wr);
-    }
+    weft__pool_drain(&ep->wrs);
+    weft__pool_drain(&ep->recs);
+    weft__pool_drain(&ep->msgs);
     if (ep->wake_fd >= 0)
         close(ep->wake_fd);
     for (int i = 1; i <= ep->nwakes; i++)

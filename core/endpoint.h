@@ -20,6 +20,7 @@
 #include "weft/transport.h"
 
 #include "lane.h"
+#include "pool.h"
 #include "util.h"
 
 struct weft__arrival;
@@ -73,7 +74,7 @@ struct weft__endpoint {
     struct weft__mem *mems;
     struct weft__reg *regs;
     struct weft__op *free_ops;
-    struct weft__wr *free_wrs;
+    struct weft__pool wrs, recs, msgs; /* msgs: without a body */
     struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */
     uint64_t notif_bytes, notif_limit, notif_scan;
     bool notifs_stalled; /* a large one waits for room */

@@ -61,7 +61,7 @@ static const struct weft__piece *message_pieces(const struct weft__op *op, size_
 
 static struct weft__rec *rec_add(struct weft__stream *s, struct weft__op *op)
 {
-    struct weft__rec *rec = malloc(sizeof *rec);
+    struct weft__rec *rec = weft__pool_get(&op->ep->recs, sizeof *rec);
     if (!rec)
         return NULL;
     *rec = (struct weft__rec){.op = op,
@@ -86,7 +86,7 @@ static void rec_end(struct weft__conn *conn, struct weft__stream *s, struct weft
         s->recs_tail = at;
     s->nrecs--;
     conn->eager_out -= rec->bytes;
-    free(rec);
+    weft__pool_put(&conn->ep->recs, rec);
     if (!op)
         return;
     op->rec = NULL;
@@ -128,6 +128,9 @@ static bool may_go(const struct weft__conn *conn, const struct weft__stream *s,
 
 void weft__match_fill(struct weft__conn *conn)
 {
+    if (!conn->stream[WEFT__STREAM_SEND].sendq.head &&
+        !conn->stream[WEFT__STREAM_NOTIFY].sendq.head)
+        return;
     for (int i = 0; i < WEFT__STREAMS; i++) {
         struct weft__stream *s = &conn->stream[i];
         struct weft__op *op;

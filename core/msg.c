@@ -19,13 +19,26 @@
 #include "stripe.h"
 #include "util.h"
 
+#include <endian.h>
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Answers that a peer may let pile up. An honest one has far fewer: it takes answers when it takes
  * what lets it ask again. */
 #define ANSWERS_MAX (16 * WEFT__WINDOW)
+
+/* The head of a message, little-endian. In the path of every message, so written and read as a whole
+ * and not field by field. */
+struct wire {
+    uint8_t type, flags, stream, zero;
+    uint32_t index;
+    uint64_t seq;
+    uint32_t taken[2];
+    uint64_t len, rest;
+};
+_Static_assert(sizeof(struct wire) == WEFT__MSG_HEAD, "no padding");
 
 /* Sent only since the peer has sent something. */
 static bool is_answer(uint8_t type)
@@ -52,34 +65,34 @@ static void encode(struct weft__msg *msg)
         return;
     msg->encoded = true;
     weft__match_counts(msg->conn, h->taken);
-    struct weft__writer w = {msg->head, msg->head + sizeof msg->head, false};
-    weft__put_u8(&w, h->type);
-    weft__put_u8(&w, h->flags);
-    weft__put_u8(&w, h->stream);
-    weft__put_u8(&w, 0);
-    weft__put_u32(&w, h->index);
-    weft__put_u64(&w, h->seq);
-    weft__put_u32(&w, h->taken[0]);
-    weft__put_u32(&w, h->taken[1]);
-    weft__put_u64(&w, h->len);
-    weft__put_u64(&w, 0);
+    struct wire wire = {.type = h->type,
+                        .flags = h->flags,
+                        .stream = h->stream,
+                        .index = htole32(h->index),
+                        .seq = htole64(h->seq),
+                        .taken = {htole32(h->taken[0]), htole32(h->taken[1])},
+                        .len = htole64(h->len)};
+    memcpy(msg->head, &wire, sizeof wire);
     if (h->capped)
         weft__match_uncap(msg->conn, h->stream, next_capped(msg->conn, h->stream));
 }
 
 static int decode(struct weft__reader *r, struct weft__msg_head *h)
 {
-    h->type = weft__get_u8(r);
-    h->flags = weft__get_u8(r);
-    h->stream = weft__get_u8(r);
-    uint8_t zero = weft__get_u8(r);
-    h->index = weft__get_u32(r);
-    h->seq = weft__get_u64(r);
-    h->taken[0] = weft__get_u32(r);
-    h->taken[1] = weft__get_u32(r);
-    h->len = weft__get_u64(r);
-    uint64_t rest = weft__get_u64(r);
-    if (r->bad || zero || rest || h->type < 1 || h->type >= WEFT__MSG_TYPES ||
+    struct wire wire;
+    if (r->end - r->at < (ptrdiff_t)sizeof wire)
+        return WEFT_EPROTO;
+    memcpy(&wire, r->at, sizeof wire);
+    r->at += sizeof wire;
+    h->type = wire.type;
+    h->flags = wire.flags;
+    h->stream = wire.stream;
+    h->index = le32toh(wire.index);
+    h->seq = le64toh(wire.seq);
+    h->taken[0] = le32toh(wire.taken[0]);
+    h->taken[1] = le32toh(wire.taken[1]);
+    h->len = le64toh(wire.len);
+    if (wire.zero || wire.rest || h->type < 1 || h->type >= WEFT__MSG_TYPES ||
         h->flags & ~WEFT__MSG_URGENT || h->stream >= WEFT__STREAMS)
         return WEFT_EPROTO;
     return 0;
@@ -97,7 +110,8 @@ static void push(struct weft__conn *conn, struct weft__msg *msg)
 static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg_head *head,
                                  size_t body_len)
 {
-    struct weft__msg *msg = malloc(sizeof *msg + body_len);
+    struct weft__msg *msg = body_len ? malloc(sizeof *msg + body_len)
+                                     : weft__pool_get(&conn->ep->msgs, sizeof *msg);
     if (!msg) {
         weft__conn_down(conn, -ENOMEM, "no memory for a message of %zu bytes", body_len);
         return NULL;
@@ -221,7 +235,10 @@ static void msg_free(struct weft__msg *msg)
 {
     struct weft__op *op = msg->op;
     msg->conn->answers -= is_answer(msg->info.type);
-    free(msg);
+    if (msg->body_len)
+        free(msg);
+    else
+        weft__pool_put(&msg->conn->ep->msgs, msg);
     if (op)
         weft__op_unpend(op);
 }

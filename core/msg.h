@@ -26,7 +26,7 @@ enum weft__msg_type {
     WEFT__MSG_TYPES
 };
 
-/* Header of every message, 32 bytes on the wire. */
+/* Header of every message: 40 bytes on the wire. */
 struct weft__msg_head {
     uint8_t type;
     uint8_t flags;

@@ -30,18 +30,12 @@
 
 struct weft__wr *weft__wr_new(struct weft__endpoint *ep)
 {
-    struct weft__wr *wr = ep->free_wrs;
-    if (wr)
-        ep->free_wrs = (struct weft__wr *)wr->work.next;
-    else
-        wr = malloc(sizeof *wr);
-    return wr;
+    return weft__pool_get(&ep->wrs, sizeof(struct weft__wr));
 }
 
 void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
 {
-    wr->work.next = (struct weft__work *)ep->free_wrs;
-    ep->free_wrs = wr;
+    weft__pool_put(&ep->wrs, wr);
 }
 
 static bool has_room(const struct weft__link *link)
