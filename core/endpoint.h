@@ -4,7 +4,7 @@
  *
  * Locks, outermost first. A thread that holds one may take only those below it:
  *
- *   boot lock      (endpoint)  handshakes of conns that are not up yet       handshake.c
+ *   boot lock      (endpoint)  handshakes of conns that are not up yet       boot.c
  *   lane lock      (lane)      the nic, its links, their backlog and flight  lane.c
  *   endpoint lock  (endpoint)  everything else: conns, ops, messages, mems
  *

@@ -13,9 +13,9 @@
  * Threads. Every function may be called from any thread, on the same objects at once.
  *
  * Progress. Either the endpoint's own threads move the bytes (progress_threads >= 1; they sleep
- * when idle), or only calls into Weft do (progress_threads = 0): weft_endpoint_progress and every
- * call that waits. In the second mode a process that is the target of one-sided operations must
- * keep calling weft_endpoint_progress.
+ * when idle, and leave the signals of the process to the caller's), or only calls into Weft do
+ * (WEFT_PROGRESS_CALLER): weft_endpoint_progress and every call that waits. In the second mode a
+ * process that is the target of one-sided operations must keep calling weft_endpoint_progress.
  *
  * Order. Operations of a conn are not ordered with each other, with two exceptions: the messages
  * of SEND are matched with the peer's RECVs in the order posted, and a notification arrives after
