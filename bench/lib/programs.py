@@ -37,7 +37,7 @@ def find(name, folder, given=None):
     for place in places:
         if os.access(place, os.X_OK):
             return place
-    proc.fail(f"{given or name} not found: build Weft (cmake --preset release)")
+    proc.fail(f"{given or name} not found: build Weft (bench/README.md)")
 
 
 def check_installed():
