@@ -213,6 +213,23 @@ static void the_target_sleeps_until_the_initiator_is_through(void **state)
     finish(t, WEFT_OP_WRITE, t->there, 1);
 }
 
+/* A fence waits for the copy, and keeps the initiator neither from it nor from waking the target. */
+static void a_fence_behind_a_copy(void **state)
+{
+    struct test *t = *state;
+    struct weft_cmd fence = {.op = WEFT_OP_FENCE, .ctx = CTX + 1};
+    begin(t, WEFT_OP_WRITE);
+    *t->target->share.word |= BUSY;
+    polls(t, PAIR_B, MANY);
+    struct pollfd look = {.fd = t->pair.ops->wait_fd(t->pair.side[PAIR_B].nic), .events = POLLIN};
+    *t->target->share.word &= ~BUSY;
+    pair_post(&t->pair, PAIR_A, &fence);
+    polls(t, PAIR_A, 1);
+    assert_int_equal(poll(&look, 1, 0), 1);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+    assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_FENCE, CTX + 1).comp.status, 0);
+}
+
 static void nonsense_in_the_word_cuts_the_link(void **state)
 {
     struct test *t = *state;
@@ -283,6 +300,7 @@ int main(void)
         CASE(memory_that_is_taken_back_while_the_target_waits),
         CASE(a_link_that_is_closed),
         CASE(the_target_sleeps_until_the_initiator_is_through),
+        CASE(a_fence_behind_a_copy),
         CASE(nonsense_in_the_word_cuts_the_link),
         CASE(a_word_that_never_ends),
         CASE(an_offer_for_a_slot_that_is_free),

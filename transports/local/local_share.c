@@ -272,12 +272,18 @@ static bool help_once(struct local_link *link)
     return copied;
 }
 
+/* Small operations are under way. A fence is none: it waits for what is long, too. */
+static bool small(const struct local_link *link)
+{
+    return link->nsmall > (link->fence != LOCAL_NO_SLOT);
+}
+
 void local_help_progress(struct local_link *link)
 {
     struct local_help *help = &link->help;
     /* One in a poll, and none while small operations are under way: their answers are looked for.
      * The target goes on without us. */
-    if (help->slot != LOCAL_NO_SLOT && (link->nsmall || help_once(link)))
+    if (help->slot != LOCAL_NO_SLOT && (small(link) || help_once(link)))
         return;
     if (help->slot != LOCAL_NO_SLOT)
         help->tell = help->tell || help->left < help->units;
