@@ -230,6 +230,24 @@ static void a_fence_behind_a_copy(void **state)
     assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_FENCE, CTX + 1).comp.status, 0);
 }
 
+/* An initiator that takes no units since a small operation is under way waits for its answer. */
+static void the_initiator_sleeps_while_the_target_does_nothing(void **state)
+{
+    struct test *t = *state;
+    begin(t, WEFT_OP_WRITE);
+    post(t, WEFT_OP_READ, 8);
+    polls(t, PAIR_A, MANY);
+    struct pollfd look = {.fd = t->pair.ops->wait_fd(t->pair.side[PAIR_A].nic), .events = POLLIN};
+    assert_true(look.fd >= 0);
+    assert_int_equal(poll(&look, 1, 0), 0);
+    polls(t, PAIR_B, 1);
+    assert_int_equal(poll(&look, 1, 0), 1);
+    polls(t, PAIR_A, 3);
+    assert_true(t->initiator->help.left < UNITS - 3);
+    assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_READ, CTX).comp.status, 0);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+}
+
 static void nonsense_in_the_word_cuts_the_link(void **state)
 {
     struct test *t = *state;
@@ -301,6 +319,7 @@ int main(void)
         CASE(a_link_that_is_closed),
         CASE(the_target_sleeps_until_the_initiator_is_through),
         CASE(a_fence_behind_a_copy),
+        CASE(the_initiator_sleeps_while_the_target_does_nothing),
         CASE(nonsense_in_the_word_cuts_the_link),
         CASE(a_word_that_never_ends),
         CASE(an_offer_for_a_slot_that_is_free),

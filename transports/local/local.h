@@ -458,6 +458,8 @@ void local_share_revoke(struct local_nic *nic, uint64_t key);
 
 /* The initiator: entries of the target, a unit of what is offered, a cmd that has ended. */
 int local_help_offered(struct local_link *link, uint16_t slot, const uint8_t *body, uint64_t len);
+/* Can a unit be taken, or the target be told? Not while an answer has to come first. */
+bool local_help_ready(const struct local_link *link);
 void local_help_progress(struct local_link *link);
 void local_help_drop(struct local_link *link, uint16_t slot);
 

@@ -120,8 +120,8 @@ static void advance_link(struct local_link *link, struct local_sink *sink)
 /* Make the peer wake us when there is something for this link. False: there is already. */
 static bool put_to_sleep(struct local_link *link)
 {
-    if (link->state != LOCAL_UP || link->done.count || link->copying ||
-        link->help.slot != LOCAL_NO_SLOT || local_share_ready(link))
+    if (link->state != LOCAL_UP || link->done.count || link->copying || local_help_ready(link) ||
+        local_share_ready(link))
         return false;
     /* what waits for room waits for the peer; without, it can go on */
     bool waiting = link->sending.count || link->running.count || link->ended.count ||

@@ -278,6 +278,11 @@ static bool small(const struct local_link *link)
     return link->nsmall > (link->fence != LOCAL_NO_SLOT);
 }
 
+bool local_help_ready(const struct local_link *link)
+{
+    return link->help.slot != LOCAL_NO_SLOT && !small(link);
+}
+
 void local_help_progress(struct local_link *link)
 {
     struct local_help *help = &link->help;
