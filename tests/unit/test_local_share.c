@@ -181,6 +181,27 @@ static void memory_that_is_taken_back_while_the_target_waits(void **state)
     assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_WRITE, CTX).comp.status, WEFT_EKEY);
 }
 
+/* One that is stopped in the middle of a unit holds up neither the link nor another memory. */
+static void memory_that_is_taken_back_from_an_initiator_in_a_unit(void **state)
+{
+    struct test *t = *state;
+    const struct weft_transport_ops *ops = t->pair.ops;
+    struct weft_nic *nic = t->pair.side[PAIR_B].nic;
+    begin(t, WEFT_OP_WRITE);
+    *t->target->share.word |= BUSY;
+    assert_int_equal(ops->mem_dereg(nic, t->mem.mem), WEFT_EAGAIN);
+    assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_WRITE, CTX).comp.status, WEFT_EKEY);
+    struct weft_mem_handle other = pair_reg(&t->pair, PAIR_B, t->there, LEN, PAIR_ALL, KEY + 1);
+    PAIR_OK(ops->mem_dereg(nic, other.mem));
+    assert_int_equal(ops->mem_dereg(nic, t->mem.mem), WEFT_EAGAIN);
+    *t->target->share.word &= ~BUSY;
+    PAIR_OK(ops->mem_dereg(nic, t->mem.mem));
+    t->mem = pair_reg(&t->pair, PAIR_B, t->there, LEN, PAIR_ALL, KEY);
+    begin(t, WEFT_OP_WRITE);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+    PAIR_OK(ops->mem_dereg(nic, t->mem.mem));
+}
+
 static void a_link_that_is_closed(void **state)
 {
     struct test *t = *state;
@@ -316,6 +337,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(no_help_if_it_is_switched_off, setup_alone, teardown),
         CASE(memory_that_is_taken_back),
         CASE(memory_that_is_taken_back_while_the_target_waits),
+        CASE(memory_that_is_taken_back_from_an_initiator_in_a_unit),
         CASE(a_link_that_is_closed),
         CASE(the_target_sleeps_until_the_initiator_is_through),
         CASE(a_fence_behind_a_copy),

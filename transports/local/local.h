@@ -72,6 +72,7 @@ struct local_mem {
     struct local_mem *next; /* of the same bucket */
     uint64_t key, addr, len;
     uint32_t access;
+    bool closing; /* peers find it no more */
 };
 
 struct local_mem_table {
@@ -135,6 +136,9 @@ struct local_share {
     uint16_t slot; /* of the job, LOCAL_NO_SLOT */
     uint32_t tag, units, front;
     bool waiting; /* for the initiator, which has the last unit: not among link->running */
+    /* in nic->sharing, which outlasts the job if the initiator is in a unit when it ends */
+    bool listed;
+    uint64_t key; /* of the memory */
     struct local_link *next;
 };
 
@@ -450,11 +454,13 @@ void local_share_offer(struct local_link *link, uint16_t slot);
 enum local_share_turn local_share_take(struct local_link *link);
 /* Can the job that waits go on? */
 bool local_share_ready(const struct local_link *link);
-/* The initiator is in no unit and takes no more when this returns; unless it was stopped in the
- * middle of one, for a second. */
+/* The initiator takes no more units. It may be in one. */
 void local_share_end(struct local_link *link);
-/* The same for all jobs on memory of this key. */
-void local_share_revoke(struct local_nic *nic, uint64_t key);
+/* The same for all jobs on memory of this key. True: an initiator may still be in a unit of it. */
+bool local_share_revoke(struct local_nic *nic, uint64_t key);
+/* The initiator is in no unit when this returns; unless it was stopped in the middle of one, for a
+ * second. */
+void local_share_close(struct local_link *link);
 
 /* The initiator: entries of the target, a unit of what is offered, a cmd that has ended. */
 int local_help_offered(struct local_link *link, uint16_t slot, const uint8_t *body, uint64_t len);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Keys: which memory peers may reach. A hash table per nic; keys are random, so their low bits are
- * the hash. Peers' copies run inside poll and look their key up at every step, so a registration
- * is over as soon as its key is out of the table, and of what a peer copies itself (local_share.c)
- * nothing is under way.
+ * the hash. Copies for peers run inside poll and look their key up at every step, so a registration
+ * is over as soon as its key is not found and no peer is inside a copy that it makes itself
+ * (local_share.c).
  */
 #include "local.h"
 
@@ -95,11 +95,13 @@ int local_mem_dereg(struct weft_nic *base, void *handle)
     struct local_nic *nic = (struct local_nic *)base;
     struct local_mem_table *table = &nic->mems;
     struct local_mem *mem = handle, **at = bucket_of(table, mem->key);
+    mem->closing = true;
+    if (local_share_revoke(nic, mem->key))
+        return WEFT_EAGAIN;
     while (*at != mem)
         at = &(*at)->next;
     *at = mem->next;
     table->count--;
-    local_share_revoke(nic, mem->key);
     free(mem);
     return 0;
 }
@@ -119,7 +121,7 @@ int local_mem_check(const struct local_nic *nic, uint64_t key, uint64_t addr, ui
                     uint32_t access)
 {
     const struct local_mem *mem = find(&nic->mems, key);
-    if (!mem)
+    if (!mem || mem->closing)
         return WEFT_EKEY;
     /* below mem->addr, the difference wraps to more than any length */
     uint64_t offset = addr - mem->addr;

@@ -448,7 +448,7 @@ void local_serve_free(struct local_link *link)
 {
     if (link->share.waiting) /* the only job that is in no queue */
         free_ranges(&link->jobs[link->share.slot]);
-    local_share_end(link);
+    local_share_close(link);
     while (link->running.count)
         free_ranges(&link->jobs[local_queue_pop(&link->running)]);
 }

@@ -87,6 +87,10 @@ void local_share_offer(struct local_link *link, uint16_t slot)
     atomic_store_explicit(
         share->word, (uint64_t)share->tag << TAG_SHIFT | (uint64_t)share->front << FRONT_SHIFT,
         memory_order_release);
+    share->key = job->key;
+    if (share->listed)
+        return;
+    share->listed = true;
     share->next = nic_of(link)->sharing;
     nic_of(link)->sharing = link;
 }
@@ -116,21 +120,28 @@ bool local_share_ready(const struct local_link *link)
     return share->waiting && !(word & BUSY && share->front + back_of(word) >= share->units);
 }
 
-static void forget(struct local_link *link)
+/* May the initiator be in a unit? A process that was killed in one has left it when its socket is
+ * closed. */
+static bool inside(const struct local_link *link)
+{
+    return load(&link->share) & BUSY && !local_peer_gone(link->source.fd);
+}
+
+static void unlist(struct local_link *link)
 {
     struct local_link **at = &nic_of(link)->sharing;
     while (*at && *at != link)
         at = &(*at)->share.next;
     if (*at)
         *at = link->share.next;
-    link->share.slot = LOCAL_NO_SLOT;
-    link->share.waiting = false;
+    link->share.listed = false;
 }
 
-/* Leave nothing to take, and wait until the initiator is in no unit. */
-static void take_all(struct local_link *link)
+void local_share_end(struct local_link *link)
 {
     struct local_share *share = &link->share;
+    if (share->slot == LOCAL_NO_SLOT)
+        return;
     /* another tag: there is nothing to take. acquire, and in one order with enter: the initiator
      * has seen it, or is seen to be busy */
     uint64_t word = load(share), none = (uint64_t)((share->tag + 1) & TAG_MASK) << TAG_SHIFT;
@@ -138,38 +149,44 @@ static void take_all(struct local_link *link)
                                                   memory_order_acq_rel, memory_order_acquire))
         ;
     share->tag = tag_of(none);
-    uint64_t deadline = weft_now() + CLOSE_TIMEOUT_NS;
-    while (load(share) & BUSY && !local_peer_gone(link->source.fd)) {
-        if (weft_now() > deadline) {
-            weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
-            link->tx.broken = true; /* it makes us wait once, not each time */
-            return;
-        }
-        sched_yield();
-    }
+    share->slot = LOCAL_NO_SLOT;
+    share->waiting = false;
+    if (!inside(link))
+        unlist(link);
 }
 
-void local_share_end(struct local_link *link)
+bool local_share_revoke(struct local_nic *nic, uint64_t key)
 {
-    if (link->share.slot == LOCAL_NO_SLOT)
-        return;
-    take_all(link);
-    forget(link);
-}
-
-void local_share_revoke(struct local_nic *nic, uint64_t key)
-{
+    bool busy = false;
     for (struct local_link *link = nic->sharing, *next; link; link = next) {
         next = link->share.next;
         struct local_share *share = &link->share;
-        if (link->jobs[share->slot].key != key)
+        if (share->key != key)
             continue;
         bool waiting = share->waiting;
         uint16_t slot = share->slot;
         local_share_end(link);
         if (waiting) /* the next step finds that the key is gone */
             local_serve_resume(link, slot);
+        if (inside(link))
+            busy = true;
+        else
+            unlist(link);
     }
+    return busy;
+}
+
+void local_share_close(struct local_link *link)
+{
+    local_share_end(link);
+    if (!link->share.listed)
+        return;
+    uint64_t deadline = weft_now() + CLOSE_TIMEOUT_NS;
+    while (inside(link) && weft_now() < deadline)
+        sched_yield();
+    if (inside(link))
+        weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
+    unlist(link);
 }
 
 /* --- the initiator --------------------------------------------------------------------------- */
@@ -211,7 +228,7 @@ static bool enter(const struct local_link *link, uint32_t *unit)
             front_of(word) + back_of(word) >= help->units)
             return false;
         *unit = back_of(word);
-        /* acquire: pairs with take_all, after which nothing is touched */
+        /* acquire: pairs with local_share_end; who looks after it sees us busy */
     } while (!atomic_compare_exchange_weak_explicit(link->help_word, &word, (word | BUSY) + 1,
                                                     memory_order_acq_rel, memory_order_relaxed));
     return true;
