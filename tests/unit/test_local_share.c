@@ -4,6 +4,7 @@
  * which one is polled: so it decides who copies what.
  */
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -126,6 +127,22 @@ static void the_initiator_copies_all_but_the_first_unit(void **state)
     polls(t, PAIR_A, MANY);
     assert_true(pair_filled(t->there, LEN, 1));
     assert_int_equal(t->initiator->help.left, 1);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+}
+
+/* What it took and could not copy, the target copies. */
+static void an_initiator_whose_copy_fails(void **state)
+{
+    struct test *t = *state;
+    begin(t, WEFT_OP_WRITE);
+    uint64_t word = *t->target->share.word;
+    t->initiator->same_process = false;
+    t->initiator->pid = INT_MAX; /* of no process */
+    polls(t, PAIR_A, 1);
+    assert_int_equal(*t->target->share.word, word);
+    assert_int_equal(t->initiator->help.slot, LOCAL_NO_SLOT);
+    polls(t, PAIR_B, MANY);
+    assert_true(pair_filled(t->there, LEN, 1));
     finish(t, WEFT_OP_WRITE, t->there, 1);
 }
 
@@ -333,6 +350,7 @@ int main(void)
         CASE(both_read),
         CASE(an_initiator_that_goes_away_leaves_the_rest_to_the_target),
         CASE(the_initiator_copies_all_but_the_first_unit),
+        CASE(an_initiator_whose_copy_fails),
         CASE(no_help_while_small_operations_are_under_way),
         cmocka_unit_test_setup_teardown(no_help_if_it_is_switched_off, setup_alone, teardown),
         CASE(memory_that_is_taken_back),
