@@ -6,10 +6,12 @@
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -230,6 +232,28 @@ static void a_link_that_is_closed(void **state)
     PAIR_OK(t->pair.ops->link_open(t->pair.side[PAIR_B].nic, &opts, &t->pair.side[PAIR_B].link));
 }
 
+static void *leave_soon(void *word)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    atomic_fetch_and((_Atomic(uint64_t) *)word, ~BUSY);
+    return NULL;
+}
+
+static void a_link_that_is_closed_while_the_initiator_is_in_a_unit(void **state)
+{
+    struct test *t = *state;
+    struct weft_link_opts opts = {.role = WEFT_ROLE_PASSIVE};
+    _Atomic(uint64_t) *word = t->target->share.word; /* the segment is the initiator's, too */
+    pthread_t thread;
+    begin(t, WEFT_OP_WRITE);
+    *word |= BUSY;
+    assert_int_equal(pthread_create(&thread, NULL, leave_soon, word), 0);
+    t->pair.ops->link_close(t->pair.side[PAIR_B].link);
+    assert_false(*word & BUSY);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    PAIR_OK(t->pair.ops->link_open(t->pair.side[PAIR_B].nic, &opts, &t->pair.side[PAIR_B].link));
+}
+
 /* The initiator is in the last unit: the target does not say that all is there, and sleeps. */
 static void the_target_sleeps_until_the_initiator_is_through(void **state)
 {
@@ -308,6 +332,24 @@ static void a_word_that_never_ends(void **state)
     assert_int_equal(t->initiator->help.slot, LOCAL_NO_SLOT);
 }
 
+/* Memory of an operation that has ended is not touched, though the word still offers units. */
+static void units_of_an_operation_that_has_ended(void **state)
+{
+    struct test *t = *state;
+    struct pair_comp comp;
+    uint16_t slot = 0;
+    begin(t, WEFT_OP_READ);
+    struct local_entry head = {.len = sizeof head + sizeof slot, .type = LOCAL_ACKS};
+    uint8_t *entry = local_ring_reserve(&t->target->tx, &head);
+    memcpy(entry + sizeof head, &slot, sizeof slot);
+    local_ring_publish(&t->target->tx);
+    polls(t, PAIR_A, 1);
+    assert_true(pair_take(&t->pair, PAIR_A, WEFT_OP_READ, CTX, &comp));
+    pair_fill(t->here, LEN, 3);
+    polls(t, PAIR_A, MANY);
+    assert_true(pair_filled(t->here, LEN, 3));
+}
+
 static void offer(struct test *t, uint16_t slot, uint32_t size)
 {
     struct local_offer offer = {.addr = (uintptr_t)t->there};
@@ -357,11 +399,13 @@ int main(void)
         CASE(memory_that_is_taken_back_while_the_target_waits),
         CASE(memory_that_is_taken_back_from_an_initiator_in_a_unit),
         CASE(a_link_that_is_closed),
+        CASE(a_link_that_is_closed_while_the_initiator_is_in_a_unit),
         CASE(the_target_sleeps_until_the_initiator_is_through),
         CASE(a_fence_behind_a_copy),
         CASE(the_initiator_sleeps_while_the_target_does_nothing),
         CASE(nonsense_in_the_word_cuts_the_link),
         CASE(a_word_that_never_ends),
+        CASE(units_of_an_operation_that_has_ended),
         CASE(an_offer_for_a_slot_that_is_free),
         CASE(an_offer_for_no_slot),
         CASE(an_offer_that_is_short),
