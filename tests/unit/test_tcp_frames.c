@@ -171,6 +171,30 @@ static void frames_byte_by_byte(void **state)
     free(got.data);
 }
 
+/* What a WRITE that came as a whole says of our frames counts, and has to be true. */
+static void a_short_write_acknowledges(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t byte = 1, bytes[TCP_FRAME_MAX + 1];
+    struct weft_cmd cmd = {
+        .op = WEFT_OP_SEND, .len = 1, .ctx = 7, .one = {.addr = &byte, .len = 1}};
+    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
+    write.ack = 1;
+    size_t len = stranger_encode(bytes, write);
+    bytes[len] = 0x5a;
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    stranger_hear_type(s, s->fd[0], TCP_SEND);
+    stranger_say(s->fd[0], bytes, len + 1);
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_SEND, 7).comp.status, 0);
+    assert_int_equal(s->mem[0], 0x5a);
+    write.ack = 2; /* there was one */
+    stranger_encode(bytes, write);
+    bytes[len] = 0x77;
+    stranger_say(s->fd[0], bytes, len + 1);
+    stranger_await_down(s, WEFT_EPROTO);
+    assert_int_equal(s->mem[0], 0x5a);
+}
+
 /* One segment holds many frames; the last one is cut anywhere and goes on in the next. */
 static void many_frames_cut_anywhere(void **state)
 {
@@ -440,6 +464,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_flood_of_additions_is_cut_off, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(frames_byte_by_byte, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_short_write_acknowledges, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(many_frames_cut_anywhere, stranger_setup_joined,
                                         stranger_teardown),
