@@ -219,6 +219,26 @@ static void many_frames_cut_anywhere(void **state)
     }
 }
 
+/* The end of a short WRITE may come later than its head. */
+static void a_short_write_cut_anywhere(void **state)
+{
+    struct stranger *s = *state;
+    enum { TEXT = 37 };
+    uint8_t bytes[2 * TCP_FRAME_MAX + TEXT];
+    size_t len = stranger_encode(bytes, stranger_write_of(s, TCP_WRITE, TEXT));
+    pair_fill(bytes + len, TEXT, 3);
+    len += TEXT;
+    size_t all = len + stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND});
+    for (size_t cut = 1; cut < len; cut++) {
+        stranger_say(s->fd[0], bytes, cut);
+        pair_poll(&s->pair, PAIR_B);
+        stranger_say(s->fd[0], bytes + cut, all - cut);
+        free(pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0).data);
+        assert_true(pair_filled(s->mem, TEXT, 3));
+        memset(s->mem, 0, TEXT);
+    }
+}
+
 static void half_a_frame_and_away(void **state)
 {
     struct stranger *s = *state;
@@ -468,6 +488,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_short_write_acknowledges, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(many_frames_cut_anywhere, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_short_write_cut_anywhere, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(half_a_frame_and_away, stranger_setup_joined,
                                         stranger_teardown),
