@@ -337,6 +337,7 @@ int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
                     CMFixtureFunction two_processes)
 {
     const char *side = test_env("WEFT_TEST_SIDE", "");
+    cmocka_set_test_filter(test_env("WEFT_TEST_CASE", "*"));
     struct CMUnitTest *copy = malloc(n * sizeof *copy);
     CHECK(copy, "no memory for %zu cases", n);
     memcpy(copy, cases, n * sizeof *copy);

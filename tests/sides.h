@@ -41,7 +41,8 @@ bool test_same_host(void);
 /* The first transport of side A's list that side B's has, too, and that joins the two. */
 const char *test_common_transport(void);
 
-/* What main returns. Cases with this setup have two processes: on two hosts only they run. */
+/* What main returns. Cases with this setup have two processes: on two hosts only they run.
+ * WEFT_TEST_CASE chooses among all. */
 int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
                     CMFixtureFunction two_processes);
 
