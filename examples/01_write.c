@@ -85,9 +85,12 @@ int main(void)
     pid_t child = fork(); /* before either endpoint exists: handles do not cross a fork */
     if (child < 0)
         return 1;
-    if (child == 0)
+    if (child == 0) {
+        close(ends[1]); /* the read ends if the target does without an invitation */
         return initiator(ends[0]);
+    }
     int rc = target(ends[1]);
+    close(ends[1]);
     waitpid(child, &status, 0);
     return rc || status;
 }
