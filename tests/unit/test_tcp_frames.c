@@ -457,6 +457,30 @@ static void an_end_waits_for_its_chunks(void **state)
     assert_int_equal(into[99], 7);
 }
 
+static int setup_large_frames(void **state)
+{
+    weft_config_set("WEFT_TCP_SNDBUF", "4608");
+    weft_config_set("WEFT_TCP_CHUNK", "64M");
+    int rc = stranger_setup_joined(state);
+    weft_config_set("WEFT_TCP_SNDBUF", NULL);
+    weft_config_set("WEFT_TCP_CHUNK", NULL);
+    return rc;
+}
+
+/* The memory of a WRITE is not given back while a part of it has still to be sent. */
+static void an_acknowledgement_of_what_was_not_sent(void **state)
+{
+    struct stranger *s = *state;
+    uint64_t len = 64 << 20; /* one frame, and more than the socket takes while no one reads */
+    void *from = calloc(1, len);
+    struct weft_cmd cmd = {
+        .op = WEFT_OP_WRITE, .len = len, .ctx = 6, .one = {.addr = from, .len = len}};
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = 1});
+    stranger_await_down(s, WEFT_EPROTO);
+    free(from);
+}
+
 /* The peer's depth holds if it is the smaller one. */
 static void no_more_cmds_than_the_peer_takes(void **state)
 {
@@ -505,6 +529,8 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(an_end_waits_for_its_chunks, stranger_setup_joined,
                                         stranger_teardown),
+        cmocka_unit_test_setup_teardown(an_acknowledgement_of_what_was_not_sent,
+                                        setup_large_frames, stranger_teardown),
         cmocka_unit_test_setup_teardown(no_more_cmds_than_the_peer_takes, stranger_setup_joined,
                                         stranger_teardown),
     };
