@@ -10,7 +10,8 @@
 
 static int dial(int port)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
                              .sin_port = htons((uint16_t)port)};
     struct timeval limit = {.tv_sec = TEST_DEADLINE_MS / 1000};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), small = 4096;
@@ -132,9 +133,14 @@ bool bare_frame(struct bare_peer *peer, int link, struct tcp_frame frame, const 
     CHECK(more <= 8192, "a payload of %u bytes", more);
     if (more)
         memcpy(bytes + len, payload, more);
-    ssize_t n = send(peer->fd[link], bytes, len + more, MSG_NOSIGNAL);
-    CHECK(n == (ssize_t)(len + more) || (n < 0 && errno != EAGAIN),
-          "the endpoint does not read: %zd: %m", n);
+    /* one that is cut off in the middle has sent a part of it */
+    uint32_t sent = 0;
+    ssize_t n = 1;
+    while (n > 0 && sent < len + more) {
+        n = send(peer->fd[link], bytes + sent, len + more - sent, MSG_NOSIGNAL);
+        sent += n > 0 ? (uint32_t)n : 0;
+    }
+    CHECK(n > 0 || errno != EAGAIN, "the endpoint does not read: %m");
     return n > 0;
 }
 
