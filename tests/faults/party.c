@@ -51,17 +51,22 @@ struct weft_endpoint_opts party_opts(void)
                                        .progress_threads = 1};
 }
 
-static void open_member(struct member *member, void *arg)
+void party_open_here(struct member *member, struct party *p, const struct weft_endpoint_opts *opts)
 {
-    struct party *p = arg;
-    struct weft_endpoint_opts opts = party_opts();
-    opts.listen = *p->listen ? p->listen : NULL;
-    WEFT_OK(weft_endpoint_open(&opts, &member->endpoint));
+    WEFT_OK(weft_endpoint_open(opts, &member->endpoint));
     test_mem_open(&member->mem, PARTY_LEN, 0);
     WEFT_OK(weft_mem_reg(member->endpoint, member->mem.at, PARTY_LEN, NULL, &member->handle));
     WEFT_OK(weft_mem_advertise(member->handle, member->mem.at, PARTY_LEN, &p->remote));
     p->metadata_len = WEFT_OK(
         weft_endpoint_metadata(member->endpoint, p->metadata, sizeof p->metadata));
+}
+
+static void open_member(struct member *member, void *arg)
+{
+    struct party *p = arg;
+    struct weft_endpoint_opts opts = party_opts();
+    opts.listen = *p->listen ? p->listen : NULL;
+    party_open_here(member, p, &opts);
 }
 
 void party_open(struct party *p)

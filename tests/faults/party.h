@@ -37,6 +37,9 @@ typedef void member_fn(struct member *member, void *arg);
 /* Forks. The endpoint is opened by party_open. */
 void party_fork(struct party *p);
 void party_open(struct party *p);
+/* What party_open has that process do, with other options; fills in p. */
+void party_open_here(struct member *member, struct party *p,
+                     const struct weft_endpoint_opts *opts);
 void party_call(struct party *p, member_fn *fn, void *arg, size_t size);
 /* The same in two steps: it does so meanwhile. */
 void party_start(struct party *p, member_fn *fn, const void *arg, size_t size);

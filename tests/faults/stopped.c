@@ -174,12 +174,7 @@ static void open_slow(struct member *member, void *arg)
     struct party *p = arg;
     struct weft_endpoint_opts opts = party_opts();
     opts.progress_threads = WEFT_PROGRESS_CALLER;
-    WEFT_OK(weft_endpoint_open(&opts, &member->endpoint));
-    test_mem_open(&member->mem, PARTY_LEN, 0);
-    WEFT_OK(weft_mem_reg(member->endpoint, member->mem.at, PARTY_LEN, NULL, &member->handle));
-    WEFT_OK(weft_mem_advertise(member->handle, member->mem.at, PARTY_LEN, &p->remote));
-    p->metadata_len = WEFT_OK(
-        weft_endpoint_metadata(member->endpoint, p->metadata, sizeof p->metadata));
+    party_open_here(member, p, &opts);
 }
 
 static void accept_slowly(struct member *member, void *arg)
