@@ -362,8 +362,7 @@ static void *thread_main(void *arg)
             idle_since = 0;
             continue;
         }
-        if (first == 0)
-            weft__tell(ep);
+        weft__tell(ep);
         uint64_t now = weft_now();
         if (!idle_since)
             idle_since = now;
