@@ -3,6 +3,7 @@
 #include "ledger.h"
 
 #define PAUSE_MOST (40 * SIM_MS) /* between two events */
+#define FRAIL_MOST (4 * SIM_MS)  /* the same where links are lost: while there is work on them */
 #define CUT_MOST (4000 * SIM_MS) /* after which a cut heals, if it does */
 #define STOP_MOST (1500 * SIM_MS)
 
@@ -97,10 +98,13 @@ void *sim_chaos(void *arg)
 {
     (void)arg;
     for (uint32_t n = sim.plan.chaos_events; n > 0; n--) {
-        sim_block("sleep", NULL, NULL, sim.now + sim_random() % PAUSE_MOST);
+        uint64_t most = sim.plan.frail ? FRAIL_MOST : PAUSE_MOST;
+        sim_block("sleep", NULL, NULL, sim.now + sim_random() % most);
         uint32_t dice = sim_pick(100);
         sim.faults++;
-        if (dice < 30)
+        if (sim.plan.calm || (sim.plan.frail && sim_once_in(2)))
+            sim_reset_link();
+        else if (dice < 30)
             sim_reset_one();
         else if (dice < 50)
             cut_some();

@@ -134,7 +134,7 @@ static double wall(void)
     return (double)tv.tv_sec + (double)tv.tv_usec / 1e6;
 }
 
-static int run_many(uint64_t start, uint64_t count, const char *program)
+static int run_many(uint64_t start, uint64_t count, bool first, const char *program)
 {
     struct outcome sum = {0};
     uint64_t failures = 0;
@@ -144,6 +144,8 @@ static int run_many(uint64_t start, uint64_t count, const char *program)
             failures++;
             print_one(start + i, false);
             printf("    replay: %s --seed %" PRIu64 " --verbose\n", program, start + i);
+            if (first)
+                return 1;
         }
         sum.ops += outcome->ops;
         sum.ops_ok += outcome->ops_ok;
@@ -182,21 +184,24 @@ static int check_replay(uint64_t start, uint64_t count)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: sim --seed N [--verbose]\n"
-                    "       sim --schedules N [--start S]\n"
-                    "       sim --replays N [--start S]     each twice, with the same result\n");
+    fprintf(stderr,
+            "usage: sim --seed N [--verbose]\n"
+            "       sim --schedules N [--start S] [--first]   first: up to one that fails\n"
+            "       sim --replays N [--start S]     each twice, with the same result\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
     uint64_t seed = 0, count = 0, start = 1, replays = 0;
-    bool one = false, verbose = false;
+    bool one = false, verbose = false, first = false;
     for (int i = 1; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         uint64_t number = strtoull(value, NULL, 10);
         if (!strcmp(argv[i], "--verbose"))
             verbose = true;
+        else if (!strcmp(argv[i], "--first"))
+            first = true;
         else if (!strcmp(argv[i], "--seed"))
             one = true, seed = number, i++;
         else if (!strcmp(argv[i], "--schedules"))
@@ -217,7 +222,7 @@ int main(int argc, char **argv)
     if (replays)
         return check_replay(start, replays);
     if (!one)
-        return run_many(start, count, argv[0]);
+        return run_many(start, count, first, argv[0]);
     bool good = run_one(seed, verbose);
     print_one(seed, good);
     return good ? 0 : 1;

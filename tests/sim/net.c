@@ -18,12 +18,17 @@
 #define SYN_AGAIN SIM_S
 #define SYN_GIVE_UP (127 * (uint64_t)SIM_S)
 #define GIVE_UP (924 * (uint64_t)SIM_S) /* ... and after so long the kernel gives up */
-#define HEAL_MOST (1000 * SIM_MS)       /* until the next resend after a cut */
+#define LANE_LISTENER                                                                             \
+    1 /* the listener of a process that is its first lane's; before: the endpoint's */
+#define LATE_MOST (5 * SIM_MS)    /* ... by which the last bytes of a lost one are held up */
+#define JOIN_MOST 500             /* bytes with which a socket of a link is joined, and more */
+#define HEAL_MOST (1000 * SIM_MS) /* until the next resend after a cut */
 
 static struct stream *streams[MAX_STREAMS];
 static struct listener *listeners[MAX_LISTENERS];
 static int nstreams, nlisteners, next_port;
 static bool cuts[SIM_MAX_HOSTS][SIM_MAX_HOSTS], off[SIM_MAX_HOSTS];
+static uint64_t cut_at[SIM_MAX_HOSTS][SIM_MAX_HOSTS];
 static uint32_t refuse_every;
 
 int sim_host_of_self(void)
@@ -189,6 +194,11 @@ static void guard_all(void)
     }
 }
 
+uint64_t sim_cut_since(int a, int b)
+{
+    return cuts[a][b] ? cut_at[a][b] : SIM_NEVER;
+}
+
 /* What was held up by a cut goes on. */
 static void resume_all(void)
 {
@@ -200,6 +210,8 @@ static void resume_all(void)
 void sim_cut(int a, int b, bool cut)
 {
     sim_trace(cut ? "cut" : "heal", a, b, 0);
+    if (cut && !cuts[a][b])
+        cut_at[a][b] = cut_at[b][a] = sim.now;
     cuts[a][b] = cuts[b][a] = cut;
     guard_all();
     if (!cut)
@@ -237,6 +249,38 @@ void sim_reset_one(void)
     fail_stream(s, ECONNRESET);
     if (peer->open)
         fail_stream(peer, ECONNRESET);
+}
+
+/* One end loses a connection; the other hears of it behind what is on its way, which may take its
+ * time: that end has to do with what it brings, whatever the other has done meanwhile. */
+static void lose(struct stream *s)
+{
+    uint64_t late = sim_once_in(2) ? sim_random() % LATE_MOST : 0;
+    for (struct chunk *chunk = s->peer->in.chunks; chunk; chunk = chunk->next)
+        chunk->due += late;
+    s->peer->in.last_due += late;
+    s->error = ECONNRESET;
+    s->reset = true;
+    drop_pipe(&s->in);
+    s->edges++;
+    sim_chunk_send(s->peer, CHUNK_RESET, 0);
+    sim_changed();
+}
+
+/* Of the first link of a conn that is up: its sockets have carried more than it takes to join. */
+void sim_reset_link(void)
+{
+    uint32_t first = nstreams ? sim_pick((uint32_t)nstreams) : 0;
+    for (int i = 0; i < nstreams; i++) {
+        struct stream *s = streams[((int)first + i) % nstreams];
+        if (!s->of_first || !s->open || s->state != STREAM_UP || s->reset || !s->peer->open ||
+            s->peer->reset || s->carried + s->peer->carried < JOIN_MOST)
+            continue;
+        struct stream *loser = sim_once_in(2) ? s : s->peer;
+        sim_trace("link reset", loser->port, loser->peer_port, 0);
+        lose(loser);
+        return;
+    }
 }
 
 void sim_refuse(uint32_t every)
@@ -321,6 +365,7 @@ static void join(struct stream *s, struct listener *l)
     other->heard = sim.now;
     other->peer = s;
     s->peer = other;
+    s->of_first = l->first;
     pipe_open(&s->in);
     pipe_open(&other->in);
     l->queue[l->nqueue++] = other;
@@ -386,7 +431,11 @@ int __wrap_listen(int fd, int backlog)
         *l = (struct listener){.open = true, .packets = true, .unix_listener = file->object};
     } else {
         struct stream *s = file->object;
-        *l = (struct listener){.host = s->host, .port = s->port, .open = true, .v6 = s->v6};
+        *l = (struct listener){.host = s->host,
+                               .port = s->port,
+                               .open = true,
+                               .v6 = s->v6,
+                               .first = sim_self()->nlisteners++ == LANE_LISTENER};
         s->open = false;
         if (listener_at(l->host, l->port, l->v6)) {
             errno = EADDRINUSE;

@@ -37,6 +37,8 @@ struct stream {
     bool v6, open; /* open: the program has not closed it */
     bool vanished; /* its host lost power */
     bool end_sent, end_seen, reset, read_shut, guarded;
+    bool of_first;             /* it belongs to the first lane of a process */
+    size_t carried;            /* bytes that this end has sent */
     int error;                 /* to be told once */
     uint64_t edges;            /* times that there was something new to tell */
     bool wants_room;           /* a send had none */
@@ -48,6 +50,7 @@ struct stream {
 struct listener {
     int host, port;
     bool open, v6, packets;
+    bool first; /* that of its process' first lane */
     struct stream *queue[SIM_QUEUE];
     int nqueue;
     void *unix_listener;

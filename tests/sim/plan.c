@@ -21,7 +21,8 @@ void sim_plan_make(void)
     p->short_every = ONE_OF(0, 2, 10);
     p->actions = 5 + sim_pick(30);
     p->size_most = ONE_OF(300, 3000, 20000, 60000);
-    p->chaos_events = p->calm ? 0 : 1 + sim_pick(12);
+    p->frail = sim_once_in(4);
+    p->chaos_events = p->calm && !p->frail ? 0 : 1 + sim_pick(12);
     p->no_memory_every = p->calm || sim_pick(4) ? 0 : ONE_OF(300, 3000);
 }
 
@@ -54,8 +55,8 @@ void sim_env_make(struct sim_proc *proc)
     else
         sim_proc_env(proc, "WEFT_LISTEN", sim_once_in(4) ? "[fd00::%d]" : "10.0.0.%d",
                      proc->host + 1);
-    sim_proc_env(proc, "WEFT_TRANSPORT", "%s", transports[sim_pick(3)]);
-    env_int(proc, "WEFT_LANES", ONE_OF(1, 1, 2, 3));
+    sim_proc_env(proc, "WEFT_TRANSPORT", "%s", sim.plan.frail ? "tcp" : transports[sim_pick(3)]);
+    env_int(proc, "WEFT_LANES", sim.plan.frail ? ONE_OF(2, 3) : ONE_OF(1, 1, 2, 3));
     env_int(proc, "WEFT_TCP_SOCKETS", ONE_OF(1, 2, 4));
     env_int(proc, "WEFT_TCP_CHUNK", ONE_OF(4096, 20000, 1 << 20));
     env_int(proc, "WEFT_CHUNK", ONE_OF(4096, 30000, 1 << 20));

@@ -12,6 +12,7 @@
 #define LONG_MS 10000 /* a calm server sleeps; what it has to do wakes it */
 #define CLOSE_MOST_MS 1000
 #define PATIENCE_MS 20000
+#define SILENT_TIMES 4 /* WEFT_TCP_TIMEOUT: it counts whole seconds, and from the first probe */
 
 static int unfinished; /* calm: fibers of programs that have something to do */
 
@@ -102,6 +103,21 @@ static void finish_calmly(struct actor *actor)
     sim.leaving = true;
 }
 
+/* A host that is gone: what was asked of it ends all the same, some time after WEFT_TCP_TIMEOUT. */
+static void outlast(struct actor *actor)
+{
+    struct op *op = op_of(actor, false);
+    bool data = op && (op->kind == WEFT_XFER_WRITE || op->kind == WEFT_XFER_READ);
+    if (!data || op->busy || !op->end->peer)
+        return;
+    int here = actor->proc->host, there = op->end->peer->proc->host;
+    uint64_t cut = sim_cut_since(here, there), stalled = actor->stalled;
+    if (cut != SIM_NEVER && !act_wait(op, SILENT_TIMES * actor->tcp_timeout_ms))
+        SIM_CHECK(sim_cut_since(here, there) != cut || actor->stalled != stalled,
+                  "an operation still waits for a host that has been gone for %d ms",
+                  SILENT_TIMES * actor->tcp_timeout_ms);
+}
+
 /* Storm: wait a while, then cancel. What is left ends with its conn. */
 static void finish_in_a_storm(struct actor *actor)
 {
@@ -111,6 +127,8 @@ static void finish_in_a_storm(struct actor *actor)
         if (op && op->used && !op->busy)
             act_wait(op, (int)sim_pick(30));
     }
+    if (sim_once_in(2))
+        outlast(actor);
     for (int i = 0; i < MAX_OPS && sim_once_in(2); i++) {
         struct op *op = &actor->ops[i];
         if (!op->used || !op->handle || op->busy)

@@ -41,7 +41,8 @@ struct sim_proc {
     bool dying;             /* to be killed once no fiber holds a lock of all processes */
     uint64_t stopped_until; /* no fiber of it runs before */
     int nfds, fd_limit;
-    int64_t live; /* allocations of it that are not freed */
+    int nlisteners; /* for TCP, ever */
+    int64_t live;   /* allocations of it that are not freed */
     struct {
         char name[32], value[96];
     } env[SIM_MAX_ENV];
@@ -50,7 +51,8 @@ struct sim_proc {
 
 /* What one schedule is like. */
 struct sim_plan {
-    bool calm;            /* nothing is lost and no one gives up: all must end well, in time */
+    bool calm;            /* no conn is lost and no one gives up: all must end well, in time */
+    bool frail;           /* each conn has several links, and connections of the first are reset */
     int nhosts, nprocs;   /* processes at the beginning */
     uint32_t yield_every; /* a call gives way once in so many */
     uint64_t latency;     /* ns, one way, at least */
@@ -181,10 +183,13 @@ void sim_listener_close(void *listener);
 int sim_socket_of(int domain, int type);
 /* Faults. A pair of hosts that hears nothing of each other; a host without power. */
 void sim_cut(int a, int b, bool cut);
+/* Since when; SIM_NEVER: it is not. */
+uint64_t sim_cut_since(int a, int b);
 bool sim_is_cut(int a, int b);
 void sim_power(int host, bool on);
 /* Reset one open connection, if there is any. */
 void sim_reset_one(void);
+void sim_reset_link(void);
 /* All connections of a process vanish without a word. */
 void sim_streams_vanish(const struct sim_proc *proc);
 int sim_host_of_self(void);

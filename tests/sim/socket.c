@@ -99,6 +99,7 @@ static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t nio
     size_t n = pipe_put(out, iov, niov, most);
     s->wants_room |= n < want;
     room_for(s); /* as if it were made just now */
+    s->carried += n;
     if (n)
         sim_chunk_send(s->peer, CHUNK_DATA, n);
     return (ssize_t)n;
