@@ -416,6 +416,14 @@ static void life_open(struct life *l, const char *transport)
     WEFT_OK(weft_mem_advertise(l->mem, l->far, LARGE, &l->remote));
 }
 
+static void life_close(struct life *l)
+{
+    WEFT_OK(weft_endpoint_close(l->a));
+    WEFT_OK(weft_endpoint_close(l->b));
+    free(l->held);
+    free(l);
+}
+
 static void one_fails_in_each_round(void **state)
 {
     struct life *l = calloc(1, sizeof *l);
@@ -430,11 +438,67 @@ static void one_fails_in_each_round(void **state)
     WEFT_OK(weft_conn_close(l->quiet));
     for (int i = 0; i < l->nheld; i++)
         CHECK(weft_op_wait(l->held[i], T, NULL) == WEFT_ECLOSED, "receive %d was lost", i);
-    WEFT_OK(weft_endpoint_close(l->a));
-    WEFT_OK(weft_endpoint_close(l->b));
+    life_close(l);
     assert_int_equal(test_count_fds(), fds);
-    free(l->held);
-    free(l);
+}
+
+/* --- a command ----------------------------------------------------------------------------- */
+
+/*
+ * A write of one piece that finds no memory for its command asks once more a moment later, so a
+ * single failure does not show. Here it is a list that has more pieces than any before it: so the
+ * last of its commands are new, and one of these is refused.
+ */
+#define LISTS 16
+#define MORE_PIECES 4 /* than the list before: so many commands are new */
+#define PIECE 100
+
+static int write_list(struct life *l, int pieces, int refused, struct weft_op_status *status)
+{
+    struct weft_local local[LISTS * MORE_PIECES];
+    struct weft_remote remote[LISTS * MORE_PIECES];
+    uint64_t offset[LISTS * MORE_PIECES];
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = local,
+                          .nlocal = (size_t)pieces,
+                          .remote = remote,
+                          .nremote = (size_t)pieces,
+                          .remote_offset = offset};
+    weft_op_t op;
+    for (int i = 0; i < pieces; i++) {
+        offset[i] = (uint64_t)i * PIECE;
+        local[i] = (struct weft_local){.addr = l->from + i * PIECE, .len = PIECE};
+        remote[i] = l->remote;
+    }
+    test_fill(l->from, LARGE, (uint64_t)pieces, 0);
+    test_zero(l->far, LARGE);
+    atomic_store(&left, refused);
+    WEFT_OK(weft_post(l->conn, &x, &op));
+    int rc = weft_op_wait(op, T, status);
+    atomic_store(&left, -1);
+    CHECK(rc || test_differs(l->far, (size_t)(pieces * PIECE), (uint64_t)pieces, 0) < 0,
+          "a list that was written is wrong");
+    return rc;
+}
+
+static void one_command_fails(void **state)
+{
+    struct life *l = calloc(1, sizeof *l);
+    struct weft_op_status status;
+    int failed = 0;
+    life_open(l, *state);
+    for (int n = 1; n <= LISTS; n++) {
+        /* the first allocation is the list itself */
+        int rc = write_list(l, n * MORE_PIECES, 1 + n % MORE_PIECES, &status);
+        CHECK(rc == 0 || (rc == -ENOMEM && !strcmp(status.text, "no memory for a command")),
+              "a list: %s: %s", weft_err_name(rc), status.text);
+        failed += rc != 0;
+        rc = write_list(l, n * MORE_PIECES, -1, &status);
+        CHECK(rc == 0, "the list again: %s: %s", weft_err_name(rc), status.text);
+    }
+    CHECK(failed > LISTS / 2, "%d of %d lists lacked a command", failed, LISTS);
+    life_close(l);
 }
 
 int main(void)
@@ -446,6 +510,8 @@ int main(void)
         {"over tcp", each_allocation_fails_once, NULL, NULL, (void *)"tcp"},
         {"a long life over local", one_fails_in_each_round, NULL, NULL, (void *)"local"},
         {"a long life over tcp", one_fails_in_each_round, NULL, NULL, (void *)"tcp"},
+        {"a command over local", one_command_fails, NULL, NULL, (void *)"local"},
+        {"a command over tcp", one_command_fails, NULL, NULL, (void *)"tcp"},
     };
     return cmocka_run_group_tests_name("no_memory", tests, NULL, NULL);
 }
