@@ -129,11 +129,19 @@ static int op_ended(const struct perf_worker *w, weft_op_t op, const char *what,
     return rc;
 }
 
+/* The newest send of a ping-pong ends with the answer to it: it is not polled for before, since what
+ * comes meanwhile is to be answered first. */
+static uint64_t may_have_ended(const struct perf_worker *w)
+{
+    bool answer_follows = w->run.pingpong && w->mine.posted && w->mine.posted < w->run.iters;
+    return w->mine.posted - answer_follows;
+}
+
 static int collect_mine(struct perf_worker *w)
 {
     struct weft_op_status status;
     uint64_t now = 0;
-    while (w->mine.done < w->mine.posted) {
+    while (w->mine.done < may_have_ended(w)) {
         struct perf_slot *slot = slot_at(w, &w->mine, w->mine.done);
         int rc = op_ended(w, slot->op, perf_test_name(w->run.test), &status);
         if (rc <= 0)
@@ -291,7 +299,8 @@ int perf_run_drive(struct perf_worker *w)
         if (perf_active(w) && (turn_behind(w) || post_more(w)))
             return -1;
         int happened = turn(w);
-        if (happened < 0 || collect_mine(w) || collect_arrivals(w))
+        /* arrivals first: in a ping-pong the peer waits for the answer */
+        if (happened < 0 || collect_arrivals(w) || collect_mine(w))
             return -1;
         if ((w->sleep_ms || n % LOOK_EVERY == 0) && look_around(w, deadline))
             return -1;
