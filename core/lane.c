@@ -112,39 +112,80 @@ static void flight_remove(struct weft__link *link, struct weft__wr *wr)
 /* The wr is no longer the link's: give it to its owner. Endpoint lock held. */
 static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
 {
-    wr->link->owned--;
+    wr->link->owned -= wr->ncmds;
     if (wr->kind == WEFT__WR_DATA)
         weft__stripe_done(wr, comp);
     else
         weft__msg_done(wr, comp);
 }
 
-/* The first wr of the backlog can never be accepted. */
-static void refuse(struct weft__link *link, int status)
+static struct weft__wr *next_of(const struct weft__wr *wr)
 {
-    struct weft__wr *wr = link->backlog;
-    link->backlog = (struct weft__wr *)wr->work.next;
-    if (!link->backlog)
-        link->backlog_tail = &link->backlog;
-    struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
-    pthread_mutex_lock(&link->lane->endpoint->lock);
-    wr_end(wr, &comp);
-    pthread_mutex_unlock(&link->lane->endpoint->lock);
+    return (struct weft__wr *)wr->work.next;
 }
 
-/* The first n of a backlog, at most BATCH, as an array. One is handed over where it is. */
+static void leave_backlog(struct weft__link *link)
+{
+    link->backlog = next_of(link->backlog);
+    if (!link->backlog)
+        link->backlog_tail = &link->backlog;
+}
+
+/* The next cmd of the backlog can never be accepted. False: that is the end of the link, since the
+ * nic is at work on others of its run, which end as one. */
+static bool refuse(struct weft__link *link, int status)
+{
+    struct weft__wr *wr = link->backlog;
+    bool alone = wr->posted == 0;
+    pthread_mutex_lock(&link->lane->endpoint->lock);
+    if (!alone) {
+        weft__link_lost(link, status);
+    } else {
+        struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
+        leave_backlog(link);
+        if (wr->kind == WEFT__WR_DATA)
+            weft__stripe_failed(wr, 0, status);
+        wr_end(wr, &comp);
+    }
+    pthread_mutex_unlock(&link->lane->endpoint->lock);
+    return alone;
+}
+
+/* The first n cmds of a backlog, at most BATCH, as an array. One is handed over where it is. */
 static const struct weft_cmd *gather(const struct weft__link *link, struct weft_cmd cmds[BATCH],
                                      int *n)
 {
     const struct weft__wr *wr = link->backlog;
     *n = 1;
-    if (!wr->work.next)
+    if (!wr->work.next && wr->ncmds == 1)
         return &wr->cmd;
-    for (*n = 0; wr && *n < BATCH; wr = (const struct weft__wr *)wr->work.next) {
-        cmds[*n] = wr->cmd;
-        cmds[(*n)++].flags |= wr->work.next ? WEFT_CMD_MORE : 0;
+    for (*n = 0; wr && *n < BATCH; wr = next_of(wr)) {
+        for (uint32_t i = wr->posted; i < wr->ncmds && *n < BATCH; i++) {
+            struct weft_cmd *cmd = &cmds[(*n)++];
+            *cmd = wr->cmd;
+            if (i > 0)
+                weft__stripe_cmd(wr, i, cmd);
+            cmd->flags |= wr->work.next || i + 1u < wr->ncmds ? WEFT_CMD_MORE : 0;
+        }
     }
     return cmds;
+}
+
+/* The nic has taken so many cmds. */
+static void taken(struct weft__link *link, uint32_t n)
+{
+    while (n > 0) {
+        struct weft__wr *wr = link->backlog;
+        uint32_t part = wr->ncmds - wr->posted;
+        if (part > n)
+            part = n;
+        wr->posted = (uint8_t)(wr->posted + part);
+        n -= part;
+        if (wr->posted < wr->ncmds)
+            return;
+        leave_backlog(link);
+        flight_add(link, wr);
+    }
 }
 
 /* Hand over as much of a link's backlog as the nic takes. True if nothing is left to hand over. */
@@ -157,16 +198,13 @@ static bool flush(struct weft__link *link)
         int took = link->tl->nic->transport->ops->post(link->tl, cmds, n);
         if (took < 0 && took == WEFT_ELINK)
             return true; /* LINK_DOWN is on its way, and ends the backlog */
-        if (took < 0)
-            refuse(link, took);
-        for (int i = 0; i < took; i++) {
-            struct weft__wr *wr = link->backlog;
-            link->backlog = (struct weft__wr *)wr->work.next;
-            flight_add(link, wr);
+        if (took < 0) {
+            if (!refuse(link, took))
+                return true;
+            continue;
         }
-        if (!link->backlog)
-            link->backlog_tail = &link->backlog;
-        if (took >= 0 && took < n)
+        taken(link, (uint32_t)took);
+        if (took < n)
             return false;
     }
     return true;
@@ -224,13 +262,13 @@ static void do_close(struct weft__link *link)
     struct weft__wr *wr = link->flight, *next;
     for (; wr; wr = next) {
         next = wr->fnext;
-        link->owned--;
+        link->owned -= wr->ncmds;
         wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
     }
     link->flight = NULL;
     for (wr = link->backlog; wr; wr = next) {
-        next = (struct weft__wr *)wr->work.next;
-        link->owned--;
+        next = next_of(wr);
+        link->owned -= wr->ncmds;
         wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
     }
     link->backlog = NULL;
@@ -342,9 +380,14 @@ static void dispatch(struct weft__lane *lane, const struct weft_comp *comp)
         if (lane->nic->attr.rx_scatter)
             lane->nic->transport->ops->rx_release(lane->nic, comp);
     } else if (comp->ctx) {
-        struct weft__wr *wr = (struct weft__wr *)(uintptr_t)comp->ctx;
-        flight_remove(link, wr);
-        wr_end(wr, comp);
+        uint32_t nth;
+        struct weft__wr *wr = weft__wr_of(comp->ctx, &nth);
+        if (comp->status < 0 && wr->kind == WEFT__WR_DATA)
+            weft__stripe_failed(wr, nth, comp->status);
+        if (--wr->left == 0) {
+            flight_remove(link, wr);
+            wr_end(wr, comp);
+        }
     } /* else: an immediate, which the endpoint does not use */
 }
 

@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "weft/transport.h"
 
@@ -40,17 +41,40 @@ enum weft__wr_kind {
     WEFT__WR_MSG   /* a message of the conn's own protocol: belongs to msg */
 };
 
-/* One cmd on its way: from fill to comp. */
+/* Cmds of one wr at most. Its ctx is the address of the wr plus the number of the cmd: what malloc
+ * returns leaves so many values free. */
+#define WEFT__RUN _Alignof(max_align_t)
+
+/* A cmd on its way, from fill to comp; or a run of cmds for short pieces of one op that follow each
+ * other, which costs core little more than one. */
 struct weft__wr {
     struct weft__work work;         /* first: in the lane's queue, then the link's backlog */
     struct weft__wr *fprev, *fnext; /* in the link's flight list */
     struct weft__link *link;
     enum weft__wr_kind kind;
-    struct weft_cmd cmd;
+    uint8_t ncmds;
+    uint8_t posted;      /* cmds that the nic has taken. Lane lock. */
+    uint8_t left;        /* cmds that have not ended */
+    struct weft_cmd cmd; /* the first one */
     struct weft__op *op;
     struct weft__msg *msg;
-    size_t piece; /* of op: which piece the cmd is part of */
+    size_t piece;   /* of op: which piece the first cmd is part of */
+    uint64_t bytes; /* of op: moved once all cmds have ended */
 };
+
+/* The wr of a comp and which of its cmds has ended. */
+static inline struct weft__wr *weft__wr_of(uint64_t ctx, uint32_t *nth)
+{
+    *nth = (uint32_t)(ctx % WEFT__RUN);
+    return (struct weft__wr *)(uintptr_t)(ctx - *nth);
+}
+
+/* That of one cmd. */
+static inline void weft__wr_single(struct weft__wr *wr)
+{
+    wr->ncmds = wr->left = 1;
+    wr->posted = 0;
+}
 
 /* A conn's use of a nic. */
 struct weft__link {

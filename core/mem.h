@@ -53,6 +53,17 @@ void weft__reg_shut(struct weft__reg *reg);
 void weft__reg_discard(struct weft__endpoint *ep, struct weft__reg *reg);
 /* One lane has deregistered it. Endpoint lock held. */
 void weft__reg_lane_done(struct weft__reg *reg);
+/* n bytes at addr are inside len bytes at base. */
+static inline bool weft__contains(uint64_t base, uint64_t len, uint64_t addr, uint64_t n)
+{
+    return addr >= base && addr - base <= len && n <= len - (addr - base);
+}
+
+static inline bool weft__reg_contains(const struct weft__reg *reg, const void *addr, uint64_t len)
+{
+    return weft__contains((uintptr_t)reg->addr, reg->len, (uintptr_t)addr, len);
+}
+
 /* The shared registration with this key, or NULL. Endpoint lock held. */
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key);
 /* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. */

@@ -121,11 +121,6 @@ struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key)
     return NULL;
 }
 
-static bool contains(uint64_t base, uint64_t len, uint64_t addr, uint64_t n)
-{
-    return addr >= base && addr - base <= len && n <= len - (addr - base);
-}
-
 /* The shared registration of just this range with this access, or NULL. One of a larger range
  * would do as well, but would have to outlive that range's own mem: peers could then still reach
  * what its owner has taken back. Endpoint lock held. */
@@ -305,7 +300,7 @@ int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *a
     const struct weft__mem *mem = weft__handle_peek(handle, WEFT__MEM, ep);
     if (!mem)
         return WEFT_EHANDLE;
-    if (!contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
+    if (!weft__contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
         return weft_fail(WEFT_EBOUNDS,
                          "%llu bytes at %p are not inside the mem of %llu bytes at %p",
                          (unsigned long long)len, addr, (unsigned long long)mem->len, mem->addr);
@@ -395,7 +390,7 @@ int weft_mem_advertise(weft_mem_t handle, const void *addr, size_t len, struct w
     int rc = 0;
     if (!remote)
         rc = weft_fail(-EINVAL, "weft_mem_advertise: remote is NULL");
-    else if (!contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
+    else if (!weft__contains((uintptr_t)mem->addr, mem->len, (uintptr_t)addr, len))
         rc = weft_fail(WEFT_EBOUNDS, "%zu bytes at %p are not inside the mem of %llu bytes at %p",
                        len, addr, (unsigned long long)mem->len, mem->addr);
     else
@@ -424,7 +419,7 @@ int weft_remote_slice(const struct weft_remote *remote, uint64_t offset, uint64_
     int rc = weft__remote_decode(remote, &r);
     if (rc)
         return rc;
-    if (!contains(0, r.len, offset, len))
+    if (!weft__contains(0, r.len, offset, len))
         return weft_fail(WEFT_EBOUNDS, "bytes %llu..+%llu are not inside a remote of %llu bytes",
                          (unsigned long long)offset, (unsigned long long)len,
                          (unsigned long long)r.len);

@@ -210,6 +210,7 @@ void weft__msg_fill(struct weft__conn *conn)
         if (!conn->outq)
             conn->outq_tail = &conn->outq;
         wr->kind = WEFT__WR_MSG;
+        weft__wr_single(wr);
         wr->op = NULL;
         wr->msg = msg;
         wr->link = link;

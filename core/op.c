@@ -176,8 +176,7 @@ struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
     op->conn = conn;
     op->kind = kind;
     /* release pairs with the acquire in weft__op_at: what is reset above is seen */
-    atomic_store_explicit(&op->handle,
-                          weft__handle_make(WEFT__OP, op->slot, ++op->generation),
+    atomic_store_explicit(&op->handle, weft__handle_make(WEFT__OP, op->slot, ++op->generation),
                           memory_order_release);
     op->next = conn->ops;
     if (conn->ops)
@@ -414,9 +413,8 @@ static int check_xfer(const struct weft_xfer *x)
     return rc;
 }
 
-static const uint32_t needs[] = {[WEFT_XFER_WRITE] = WEFT_WRITE,
-                                 [WEFT_XFER_READ] = WEFT_READ,
-                                 [WEFT_XFER_ADD] = WEFT_ATOMIC};
+static const uint32_t needs[] = {
+    [WEFT_XFER_WRITE] = WEFT_WRITE, [WEFT_XFER_READ] = WEFT_READ, [WEFT_XFER_ADD] = WEFT_ATOMIC};
 
 /* The remote half of piece i. */
 static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
@@ -443,21 +441,34 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
     return 0;
 }
 
+/* The local registration of piece i. Most lists stay in one mem, which need not be looked up again. */
+static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
+                    const struct weft_local *local, size_t i)
+{
+    piece->reg = NULL;
+    if (!local[i].mem)
+        return 0;
+    if (i > 0 && local[i].mem == local[i - 1].mem &&
+        weft__reg_contains(piece[-1].reg, piece->addr, piece->len)) {
+        piece->reg = piece[-1].reg;
+        return 0;
+    }
+    int rc = weft__mem_reg_of(ep, local[i].mem, piece->addr, piece->len, &piece->reg);
+    return rc ? weft_fail(rc, "local[%zu]: %s", i, weft_last_error()) : 0;
+}
+
 static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
                       size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
-    piece->reg = NULL;
     if (i < x->nlocal) {
         piece->addr = x->local[i].addr;
         piece->len = x->local[i].len;
-        if (x->local[i].mem) {
-            int rc = weft__mem_reg_of(conn->ep, x->local[i].mem, piece->addr, piece->len,
-                                      &piece->reg);
-            if (rc)
-                return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
-        }
+        int rc = fill_reg(piece, conn->ep, x->local, i);
+        if (rc)
+            return rc;
     } else {
+        piece->reg = NULL;
         piece->addr = NULL;
         piece->len = sizeof(uint64_t); /* ADD */
     }

@@ -27,6 +27,8 @@
 #include <string.h>
 
 #define MSG_RESERVE 8 /* cmds of a link's depth that data leaves to messages */
+#define RUN_BYTES                                                                                 \
+    16384 /* of a run: with that, what a command costs core is little beside its bytes */
 
 struct weft__wr *weft__wr_new(struct weft__endpoint *ep)
 {
@@ -38,11 +40,16 @@ void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
     weft__pool_put(&ep->wrs, wr);
 }
 
-static bool has_room(const struct weft__link *link)
+/* Cmds of data that a link may own. */
+static uint32_t depth_of(const struct weft__link *link)
 {
     uint32_t depth = link->lane->nic->attr.tx_depth;
-    uint32_t reserve = depth > 2 * MSG_RESERVE ? MSG_RESERVE : 0;
-    return link->up && link->owned < depth - reserve;
+    return depth > 2 * MSG_RESERVE ? depth - MSG_RESERVE : depth;
+}
+
+static bool has_room(const struct weft__link *link)
+{
+    return link->up && link->owned < depth_of(link);
 }
 
 /* Next link with room, in turn. */
@@ -69,6 +76,11 @@ static uint64_t key_for(const struct weft__link *link, const struct weft__piece 
     return link->peer_lane < 8 ? piece->rkeys[link->peer_lane] : 0;
 }
 
+static void *mem_for(const struct weft__link *link, const struct weft__piece *piece)
+{
+    return piece->reg ? piece->reg->on[link->lane->index].handle.mem : NULL;
+}
+
 /* Point a wr at a link: what depends on the nic is filled in here, also when it is sent again. */
 static void assign(struct weft__wr *wr, struct weft__link *link)
 {
@@ -76,10 +88,22 @@ static void assign(struct weft__wr *wr, struct weft__link *link)
     wr->link = link;
     wr->work.kind = WEFT__WORK_POST;
     wr->cmd.remote_key = key_for(link, piece);
-    wr->cmd.one.mem = piece->reg ? piece->reg->on[link->lane->index].handle.mem : NULL;
-    link->owned++;
-    link->conn->stats.cmds_posted++;
+    wr->cmd.one.mem = mem_for(link, piece);
+    wr->posted = 0;
+    wr->left = wr->ncmds;
+    link->owned += wr->ncmds;
+    link->conn->stats.cmds_posted += wr->ncmds;
     weft__lane_push(link->lane, &wr->work);
+}
+
+void weft__stripe_cmd(const struct weft__wr *wr, uint32_t nth, struct weft_cmd *cmd)
+{
+    const struct weft__piece *piece = &wr->op->pieces[wr->piece + nth];
+    cmd->remote_addr = piece->raddr;
+    cmd->remote_key = key_for(wr->link, piece);
+    cmd->len = piece->len;
+    cmd->ctx += nth;
+    cmd->one = (struct weft_iov_local){piece->addr, piece->len, mem_for(wr->link, piece)};
 }
 
 static bool exhausted(const struct weft__op *op)
@@ -109,6 +133,23 @@ static const uint8_t cmd_op[] = {[WEFT__OP_WRITE] = WEFT_OP_WRITE,
                                  [WEFT__OP_ADD] = WEFT_OP_ADD64,
                                  [WEFT__OP_FETCH] = WEFT_OP_READ};
 
+/* Short pieces that follow go along, as many as the link has room for. */
+static void extend(struct weft__wr *wr, struct weft__op *op, const struct weft__link *link)
+{
+    uint32_t most = depth_of(link) - link->owned;
+    if (most > WEFT__RUN)
+        most = WEFT__RUN;
+    while (wr->ncmds < most && op->next_piece + 1 < op->npieces) {
+        uint64_t len = op->pieces[op->next_piece + 1].len;
+        if (len == 0 || wr->bytes + len > RUN_BYTES)
+            return;
+        wr->ncmds++;
+        wr->bytes += len;
+        op->next_piece++;
+        op->next_offset = len;
+    }
+}
+
 /* The next part of an op as a wr. NULL: no memory. */
 static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
 {
@@ -121,6 +162,8 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     wr->op = op;
     wr->msg = NULL;
     wr->piece = op->next_piece;
+    wr->ncmds = 1;
+    wr->bytes = n;
     /* all fields, one by one: an initialiser costs as much as the rest of this function */
     struct weft_cmd *cmd = &wr->cmd;
     cmd->op = cmd_op[op->kind];
@@ -136,8 +179,15 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     cmd->one.len = n;
     op->next_offset += n;
     op->pending++;
+    if (op->next_offset == piece->len)
+        extend(wr, op, link);
     skip_empty(op);
     return wr;
+}
+
+static uint64_t len_of(const struct weft__wr *wr, uint32_t nth)
+{
+    return nth ? wr->op->pieces[wr->piece + nth].len : wr->cmd.len;
 }
 
 /* ADD on a nic without ADD64: a message, executed by the peer's progress. */
@@ -168,7 +218,7 @@ static void resend(struct weft__conn *conn)
         struct weft__wr *wr = conn->resend;
         conn->resend = (struct weft__wr *)wr->work.next;
         wr->cmd.flags = 0;
-        conn->stats.cmds_resent++;
+        conn->stats.cmds_resent += wr->ncmds;
         assign(wr, link);
     }
 }
@@ -223,13 +273,13 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
 }
 
 /* What failed, as a sentence: of a list the piece, too. */
-static void describe(const struct weft__wr *wr, int status, char *text, size_t size)
+static void describe(const struct weft__wr *wr, uint32_t nth, int status, char *text, size_t size)
 {
     char piece[32] = "";
     if (wr->op->npieces > 1)
-        snprintf(piece, sizeof piece, ", piece %zu", wr->piece);
+        snprintf(piece, sizeof piece, ", piece %zu", wr->piece + nth);
     snprintf(text, size, "%s of %llu bytes over %s%s: %s", weft_op_name(wr->cmd.op),
-             (unsigned long long)wr->cmd.len, wr->op->conn->transport, piece,
+             (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece,
              weft_strerror(status));
 }
 
@@ -239,24 +289,27 @@ static void stop(struct weft__op *op)
         weft__opq_remove(&op->conn->todo, op);
 }
 
+void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status)
+{
+    struct weft__op *op = wr->op;
+    char text[sizeof op->text];
+    describe(wr, nth, status, text, sizeof text);
+    weft__op_fail(op, status, text);
+    stop(op);
+    wr->bytes -= len_of(wr, nth);
+}
+
 void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
 {
     struct weft__op *op = wr->op;
     struct weft__conn *conn = op->conn;
-    if (comp->status < 0) {
-        char text[sizeof op->text];
-        describe(wr, comp->status, text, sizeof text);
-        weft__op_fail(op, comp->status, text);
-        stop(op);
-    } else {
-        op->bytes += wr->cmd.len;
-        if (op->kind == WEFT__OP_WRITE)
-            conn->stats.bytes_written += wr->cmd.len;
-        else if (op->kind == WEFT__OP_READ)
-            conn->stats.bytes_read += wr->cmd.len;
-        else if (op->kind == WEFT__OP_ADD && op->result)
-            *op->result = comp->value;
-    }
+    op->bytes += wr->bytes;
+    if (op->kind == WEFT__OP_WRITE)
+        conn->stats.bytes_written += wr->bytes;
+    else if (op->kind == WEFT__OP_READ)
+        conn->stats.bytes_read += wr->bytes;
+    else if (op->kind == WEFT__OP_ADD && op->result && comp->status == 0)
+        *op->result = comp->value;
     weft__wr_free(op->ep, wr);
     weft__op_unpend(op);
     weft__conn_fill(conn);

@@ -113,6 +113,51 @@ static void one_link_dies_and_all_arrives_once(void **state)
     }
 }
 
+/* A list of short pieces, which go in runs: those that were under way go once more, as a whole. */
+static void a_list_outlives_a_link(void **state)
+{
+    (void)state;
+    enum { N = 600, PIECE = 72, STEP = 100 };
+    static struct weft_local local[N];
+    static struct weft_remote remote[N];
+    static uint64_t offset[N];
+    for (int after = 1; after < 200; after = after * 3 + 2) {
+        struct striped s;
+        struct weft_conn_stats stats;
+        char spec[256];
+        cut_spec(spec, sizeof spec, after, 1);
+        striped_open(&s, "2", spec);
+        test_fill(s.from.at, N * PIECE, 9, 0);
+        for (uint64_t i = 0; i < N; i++) {
+            local[i] = (struct weft_local){.addr = s.from.at + i * PIECE, .len = PIECE};
+            remote[i] = s.remote;
+            offset[i] = i * 7 % N * STEP;
+        }
+        struct weft_xfer x = {.struct_size = sizeof x,
+                              .op = WEFT_XFER_WRITE,
+                              .local = local,
+                              .nlocal = N,
+                              .remote = remote,
+                              .nremote = N,
+                              .remote_offset = offset};
+        for (int read = 0; read < 2; read++) {
+            assert_int_equal(weft_transfer(s.conn, &x, T, NULL), N * PIECE);
+            if (read == 0)
+                test_zero(s.from.at, N * PIECE);
+            x.op = WEFT_XFER_READ;
+        }
+        CHECK(test_differs(s.from.at, N * PIECE, 9, 0) < 0, "cut after %d: wrong bytes", after);
+        for (uint64_t i = 0; i < N; i++)
+            CHECK(test_differs(s.to.at + offset[i], PIECE, 9, i * PIECE) < 0,
+                  "piece %llu is wrong", (unsigned long long)i);
+        WEFT_OK(weft_conn_stats(s.conn, &stats));
+        assert_int_equal(stats.links_lost, 1);
+        assert_int_equal(stats.bytes_written, N * PIECE);
+        assert_int_equal(stats.bytes_read, N * PIECE);
+        striped_close(&s);
+    }
+}
+
 /* The same with messages, notifications and adds: each of them once, in order. */
 static void a_dying_link_doubles_nothing(void **state)
 {
@@ -209,6 +254,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(transfers_are_spread_and_whole),
         cmocka_unit_test(one_link_dies_and_all_arrives_once),
+        cmocka_unit_test(a_list_outlives_a_link),
         cmocka_unit_test(a_dying_link_doubles_nothing),
         cmocka_unit_test(a_dying_link_confuses_no_counts),
         cmocka_unit_test(the_last_link_ends_the_conn),
