@@ -12,8 +12,6 @@
 
 /* Bytes that one poll may receive, and as many that it may send. */
 #define POLL_BYTES (1024 * 1024)
-/* What one link may send of that before the next one has its turn. */
-#define TURN_BYTES (256 * 1024)
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. The
  * more often it has told of nothing but them, the less often, up to some 50 us. */
@@ -316,10 +314,10 @@ static void run_ready(struct tcp_nic *nic, int64_t budget)
     nic->ready_tail = &nic->ready;
     while (link && budget > 0) {
         struct tcp_link *next = link->ready_next;
-        int64_t share = TURN_BYTES;
+        int64_t turn = tcp_tx_turn(link), share = turn;
         link->ready = false;
         tcp_tx_run(link, &share);
-        budget -= TURN_BYTES - share;
+        budget -= turn - share;
         link = next;
     }
     if (!link)

@@ -46,6 +46,8 @@
 /* Longer payloads leave socket 0: from here on their chunk occupies a socket for longer than a
  * system call takes. */
 #define TCP_BULK_MIN 16384
+/* What one link may send, and one socket receive, in a poll before the next one has its turn. */
+#define TCP_TURN (256 * 1024)
 #define TCP_SPLICES 32 /* payloads of one socket that wait to be sent */
 #define TCP_IOV 96     /* pieces given to one sendmsg */
 
@@ -363,6 +365,8 @@ void tcp_queue_push(struct tcp_queue *queue, struct tcp_op *op);
 struct tcp_op *tcp_queue_pop(struct tcp_queue *queue);
 /* Put a link on the list of those that poll lets send. */
 void tcp_tx_ready(struct tcp_link *link);
+/* Bytes that a link may send before the next one has its turn. */
+int64_t tcp_tx_turn(const struct tcp_link *link);
 /* Something waits for room, a turn, or a fence. */
 bool tcp_tx_queued(const struct tcp_link *link);
 /* Frames of what may be sent, as far as there is room, and as much of them as the sockets take. */

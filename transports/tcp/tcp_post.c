@@ -4,9 +4,6 @@
 
 #include <errno.h>
 
-/* What post may send before it returns to its caller. */
-#define POST_BUDGET (256 * 1024)
-
 /* --- from cmds to frames ----------------------------------------------------------------------- */
 
 bool tcp_is_bulk(const struct tcp_op *op)
@@ -193,13 +190,13 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     if (i == 0)
         return 0;
     bool more = cmds[i - 1].flags & WEFT_CMD_MORE;
-    int64_t budget = POST_BUDGET;
+    int64_t budget = TCP_TURN; /* before it returns to its caller */
     if (others == 0 && !more) {
         tcp_tx_run(link, &budget);
     } else {
         tcp_tx_ready(link);
         if (shorts == 0 && !more) /* it need not wait for long ones */
-            tcp_out_flush(&link->socks[0], POST_BUDGET);
+            tcp_out_flush(&link->socks[0], TCP_TURN);
     }
     return i;
 }

@@ -5,8 +5,6 @@
 #include <errno.h>
 #include <sys/socket.h>
 
-/* What one socket may take of a poll before the next one has its turn. */
-#define TURN_BYTES (256 * 1024)
 /* Work that a frame costs beside its bytes, in bytes. */
 #define FRAME_COST 256
 /* ... and a buffer that stays with the caller: bounds how many do. */
@@ -492,7 +490,7 @@ static void turn_end(struct tcp_nic *nic, struct tcp_rx *rx)
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     bool any = false, drained = false;
-    int64_t left = TURN_BYTES;
+    int64_t left = TCP_TURN;
     sock->turn = poll->nic->polls;
     while (!drained && !sock->rx.waits && left > 0 && poll->budget > 0) {
         if (!make_room(poll, &sock->rx))

@@ -8,6 +8,9 @@
 #define STAGED_CHUNKS 2
 /* Short operations are said to come and go for so many polls after the last one. */
 #define MIXED_POLLS 64
+/* An operation of this length takes some milliseconds; its turns, if short operations come and go. */
+#define HUGE_MIN (16u << 20)
+#define SHORTER_TURN (64 * 1024)
 
 /* --- queues ------------------------------------------------------------------------------------- */
 
@@ -221,11 +224,20 @@ static bool nothing_staged(const struct tcp_link *link)
     return true;
 }
 
-/* Short operations come and go: they wait for what one system call takes. Else it may take as much
- * as the socket does, which keeps the peer busy meanwhile. */
+/* Short operations come and go: they wait for what one turn takes. Else one system call may take as
+ * much as the socket does, which keeps the peer busy meanwhile. */
 static bool mixed(const struct tcp_nic *nic)
 {
     return nic->polls - nic->short_poll < MIXED_POLLS;
+}
+
+/* Short operations wait for a turn here, and for another one at the peer. Behind a really long
+ * operation that is worth more system calls; behind others it would cost them a tenth of their speed. */
+int64_t tcp_tx_turn(const struct tcp_link *link)
+{
+    const struct tcp_op *op = link->bulk.head;
+    bool shorter = op && op->len >= HUGE_MIN && mixed(tcp_nic_of(link));
+    return shorter ? SHORTER_TURN : TCP_TURN;
 }
 
 static uint64_t flush(struct tcp_sock *sock, uint64_t limit)
