@@ -344,7 +344,9 @@ int local_listen(struct local_nic *nic);
 int local_dial(const struct local_id *socket_id, int *fd);
 /* Send a packet, and a descriptor unless -1. */
 int local_packet_send(int fd, const struct local_packet *packet, int pass);
-/* Receive one. *passed is -1 or the caller's. WEFT_EAGAIN: none yet. */
+/* Receive one. *passed is the caller's if it is not negative; LOCAL_NO_ROOM: one came, and this
+ * process can have no more. WEFT_EAGAIN: none yet. */
+#define LOCAL_NO_ROOM (-2)
 int local_packet_recv(int fd, struct local_packet *packet, int *passed);
 void local_wake(struct local_link *link);
 /* Take wake-ups. False: the peer is gone. */

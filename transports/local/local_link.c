@@ -263,6 +263,8 @@ static int answer(struct local_link *link, const struct local_packet *hello, int
 {
     struct local_nic *nic = (struct local_nic *)link->base.nic;
     struct local_segment *segment;
+    if (memfd == LOCAL_NO_ROOM)
+        return weft_fail(-EMFILE, "local: no descriptor is left for the peer's shared memory");
     if (memfd < 0 || hello->ring_size < nic->ring_size)
         return weft_fail(WEFT_EPROTO, "local: peer sent no shared memory, or too little");
     int rc = local_segment_open(memfd, hello->ring_size, &segment);
@@ -276,6 +278,14 @@ static int answer(struct local_link *link, const struct local_packet *hello, int
     if (!rc)
         link->state = LOCAL_HELLO;
     return rc;
+}
+
+/* Nothing is wrong with the peer: link_connect says what this side lacks, and core tells the peer. Its
+ * end of the socket stays open until then, since hanging up would get there first, and tell less. */
+static void refuse(struct local_link *link, int status)
+{
+    link->state = LOCAL_DOWN;
+    link->status = status;
 }
 
 static struct local_link *find_waiting(const struct local_nic *nic, const struct local_id *token)
@@ -300,8 +310,10 @@ void local_link_hello(struct local_nic *nic, struct local_guest *guest)
         rc = local_hand_over(nic, &guest->source, &link->source);
         if (!rc)
             rc = answer(link, &packet, memfd);
-        if (rc)
+        if (rc == WEFT_EPROTO)
             local_link_lost(link, rc);
+        else if (rc)
+            refuse(link, rc);
     }
     local_unwatch(nic, &guest->source);
     if (memfd >= 0)

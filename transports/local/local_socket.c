@@ -133,6 +133,8 @@ int local_packet_recv(int fd, struct local_packet *packet, int *passed)
     if (n <= 0)
         return weft_fail(WEFT_EPEER, "local: peer has closed the connection");
     *passed = take_passed(&msg);
+    if (*passed < 0 && msg.msg_flags & MSG_CTRUNC)
+        *passed = LOCAL_NO_ROOM;
     if ((size_t)n == sizeof *packet && !(msg.msg_flags & MSG_TRUNC))
         return 0;
     if (*passed >= 0)
