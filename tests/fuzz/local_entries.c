@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The shared memory of a local link, as a peer writes it that keeps to no rule: entries that are
- * right but for a field, counts and flags and gates of any value, entries that change after they
+ * right but for a field, counts and flags, gates and shares of any value, entries that change after they
  * were published. Meanwhile the nic has cmds of its own under way.
  *
  * Whatever the library copies out of a ring with local_ring_read is overwritten at once: who
@@ -21,7 +21,12 @@
 
 #define STEPS 96
 #define RING LOCAL_RING_MIN
-#define LEN 32768
+#define LEN (LOCAL_SHARE_MIN + 65536) /* the longest copy, and room for where it begins */
+#define LARGE_MOST 3 /* copies that both ends may make, of one input: they take long */
+/* The word of such a copy, as local_share.c has it. */
+#define SHARE_BUSY ((uint64_t)1 << 63)
+#define SHARE_TAG 48
+#define SHARE_FRONT 24
 
 extern const struct weft_transport weft_transport_local;
 static struct rig rig;
@@ -36,6 +41,8 @@ struct run {
     struct local_link end;    /* the peer's */
     uint16_t heard[64];       /* slots of the nic's last cmds */
     uint32_t nheard;
+    int nlarge;
+    bool busy; /* a share word says that an initiator is in a unit: memory may not be let go of */
 };
 
 static void set_up(void)
@@ -60,16 +67,22 @@ void __wrap_local_ring_read(void *dst, const void *src, size_t len)
         ((uint8_t *)(uintptr_t)src)[i] ^= 0xff;
 }
 
+/* A length that there is not too much of. */
+static uint64_t bounded(struct run *run, uint64_t len)
+{
+    return len < LOCAL_SHARE_MIN || run->nlarge++ < LARGE_MOST ? len : 8;
+}
+
 /* --- the nic -------------------------------------------------------------------------------- */
 
 static void do_post(struct run *run)
 {
-    static const uint32_t sizes[] = {0, 1, 100, 2000, 4000, 5000, 20000, 8};
+    static const uint32_t sizes[] = {0, 1, 100, 2000, 4000, LOCAL_SHARE_MIN, 20000, 8};
     struct weft_cmd cmd;
     uint8_t how;
     if (!rig_choose(&rig, &run->in, &cmd, &how))
         return;
-    cmd.len = sizes[how % 8];
+    cmd.len = bounded(run, sizes[how % 8]);
     if (cmd.op == WEFT_OP_ADD64 || (cmd.op == WEFT_OP_SEND && cmd.len > RING / 4))
         cmd.len = 8;
     FUZZ_CHECK(rig_post(&rig, &cmd, how & 32) >= 0 || run->link->state != LOCAL_UP);
@@ -97,7 +110,8 @@ static uint16_t pick_slot(struct run *run, bool answer)
     return (uint16_t)fuzz_near(&run->in, right);
 }
 
-static void put(struct run *run, struct local_entry head, const void *body, size_t len)
+static void publish(struct run *run, struct local_entry head, const void *body, size_t len,
+                    bool damaged)
 {
     uint8_t bytes[RING / 2];
     head.len = (uint32_t)(sizeof head + len);
@@ -107,9 +121,15 @@ static void put(struct run *run, struct local_entry head, const void *body, size
     memcpy(bytes, &head, sizeof head);
     if (len)
         memcpy(bytes + sizeof head, body, len);
-    fuzz_damage(&run->in, bytes, sizeof head + len);
+    if (damaged)
+        fuzz_damage(&run->in, bytes, sizeof head + len);
     memcpy(entry, bytes, sizeof head + len);
     local_ring_publish(run->tx);
+}
+
+static void put(struct run *run, struct local_entry head, const void *body, size_t len)
+{
+    publish(run, head, body, len, true);
 }
 
 /* Addresses in the peer's memory, or in none. */
@@ -130,13 +150,13 @@ static size_t put_ranges(struct fuzz_in *in, const struct local_cmd *cmd, uint8_
 
 static void say_cmd(struct run *run)
 {
-    static const uint32_t lens[] = {0, 1, 8, 100, 3000, 8000, 8, 20000};
+    static const uint32_t lens[] = {0, 1, 8, 100, 3000, 8000, LOCAL_SHARE_MIN, 20000};
     static const uint8_t kinds[] = {WEFT_OP_WRITE, WEFT_OP_READ, WEFT_OP_SEND, WEFT_OP_ADD64,
                                     WEFT_OP_WRITE_IMM};
     struct fuzz_in *in = &run->in;
     uint8_t body[RING / 2 - 64] = {0}, op = kinds[fuzz_pick(in, 5)];
     struct local_cmd cmd = {.how = (uint16_t)fuzz_pick(in, 4), .key = rig_pick_key(in)};
-    cmd.len = fuzz_near(in, lens[fuzz_pick(in, 8)]);
+    cmd.len = fuzz_near(in, bounded(run, lens[fuzz_pick(in, 8)]));
     cmd.addr = rig_pick_addr(&rig, in, cmd.key);
     cmd.niov = (uint16_t)(cmd.how == LOCAL_DIRECT ? fuzz_near(in, 1 + fuzz_pick(in, 3)) : 1);
     size_t len = sizeof cmd;
@@ -176,6 +196,43 @@ static void say_answer(struct run *run, bool acks)
     else
         put(run, (struct local_entry){.type = LOCAL_ANSWER, .slot = pick_slot(run, true)}, &answer,
             sizeof answer);
+}
+
+/* The nic may take units of a cmd of its own. The address is not damaged: it would be one of this
+ * process, which is the peer, too, and the nic writes there. */
+static void say_offer(struct run *run)
+{
+    struct fuzz_in *in = &run->in;
+    uint8_t how = fuzz_u8(in);
+    uint64_t tag = 1 + how % 4;
+    struct local_offer offer = {.addr = how >= 240 ? how : (uintptr_t)(theirs + RIG_GUARD),
+                                .tag = (uint32_t)fuzz_near(in, tag)};
+    *run->link->help_word = fuzz_near(in, tag << SHARE_TAG | (uint64_t)(how % 8) << SHARE_FRONT);
+    publish(run, (struct local_entry){.type = LOCAL_OFFER, .slot = pick_slot(run, true)}, &offer,
+            how == 239 ? sizeof offer / 2 : sizeof offer, false);
+}
+
+/* What the two ends of a copy that both make say, and the words that they share. */
+static void say_share(struct run *run)
+{
+    struct fuzz_in *in = &run->in;
+    _Atomic(uint64_t) *word = run->link->share.word;
+    switch (fuzz_pick(in, 4)) {
+    case 0:
+        say_offer(run);
+        break;
+    case 1:
+        put(run, (struct local_entry){.type = LOCAL_HELPED}, NULL, 0);
+        break;
+    case 2: /* as an initiator takes a unit, goes into one and comes out */
+        *word += fuzz_pick(in, 2);
+        run->busy = fuzz_u8(in) & 1;
+        *word = run->busy ? *word | SHARE_BUSY : *word & ~SHARE_BUSY;
+        break;
+    default:
+        *word = fuzz_near(in, *word);
+        run->busy = *word & SHARE_BUSY;
+    }
 }
 
 /* Words that no one but the library should write, and those that are the peer's. */
@@ -250,13 +307,15 @@ static void step(struct run *run, int far)
     else if (what < 216)
         scribble(run);
     else if (what < 220)
-        FUZZ_CHECK(rig_forget(&rig, what % RIG_MEMS));
+        FUZZ_CHECK(rig_forget(&rig, what % RIG_MEMS) || run->busy);
     else if (what < 224)
         rig.ops->wait_fd(&nic->base);
     else if (what < 226)
         shutdown(far, SHUT_RDWR);
     else if (what < 240)
         send(far, "wake", 1 + what % 4, MSG_DONTWAIT | MSG_NOSIGNAL);
+    else
+        say_share(run);
     if (what & 1)
         rig_poll(&rig, 1 + what % 16);
     if (what & 2)
@@ -271,7 +330,7 @@ static void end(struct run *run, int far)
     run->link->segment = NULL; /* it is not one of local_segment.c's */
     rig.ops->link_close(&run->link->base);
     rig_end(&rig);
-    FUZZ_CHECK(!nic->nlinks && !nic->nactive && !nic->mems.count);
+    FUZZ_CHECK(!nic->nlinks && !nic->nactive && !nic->mems.count && !nic->sharing);
     FUZZ_CHECK(rig_untouched(theirs, LEN));
 }
 
