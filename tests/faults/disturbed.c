@@ -6,6 +6,7 @@
  */
 #include "work.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -15,6 +16,9 @@
 #define TICK_US 1000 /* between two signals */
 #define CONNECTS 15
 #define FORKS 30
+#define MOST_FDS 256
+#define WATCH_MS 400        /* in which there is nothing to do */
+#define QUIET_NS 200000000u /* of processor time: who spins takes all there is */
 
 /* --- two endpoints ----------------------------------------------------------------------------- */
 
@@ -70,6 +74,16 @@ static void do_work(weft_endpoint_t endpoint, weft_conn_t conn, struct work *w)
         work_act(conn, w);
     else
         work_answer(endpoint, conn, w);
+}
+
+static void write_some(weft_conn_t conn, struct scene *s, struct party *p)
+{
+    test_fill(s->mem.at, WORK_LARGE, 3, 0);
+    int64_t n = weft_write(conn, s->mem.at, WORK_LARGE, &p->remote, 0, T);
+    CHECK(n == WORK_LARGE, "a write: %s", weft_last_error());
+    test_zero(s->mem.at, WORK_LARGE);
+    n = weft_read(conn, s->mem.at, WORK_LARGE, &p->remote, 0, T);
+    CHECK(n == WORK_LARGE && test_differs(s->mem.at, WORK_LARGE, 3, 0) < 0, "a read is wrong");
 }
 
 /* --- signals ----------------------------------------------------------------------------------- */
@@ -197,20 +211,48 @@ static void *work_here(void *arg)
     return NULL;
 }
 
-/* A child that ends at once, after a while, or as another program. */
-static pid_t fork_one(int i)
+/* Open descriptors that another program would get, too. */
+static int inheritable(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < MOST_FDS; fd++) {
+        int flags = fcntl(fd, F_GETFD);
+        n += flags >= 0 && !(flags & FD_CLOEXEC);
+    }
+    return n;
+}
+
+/* Has this process shared memory of a link? Without an allocation: another thread may have had the
+ * allocator's lock when this process was forked. */
+static bool maps_a_link(void)
+{
+    static char maps[1 << 20];
+    size_t len = 0;
+    ssize_t n;
+    int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && len < sizeof maps - 1 &&
+           (n = read(fd, maps + len, sizeof maps - 1 - len)) > 0)
+        len += (size_t)n;
+    maps[len] = 0;
+    return fd < 0 || strstr(maps, "memfd:weft-local");
+}
+
+/* A child that ends at once, after a while, or as another program. What it has of the library: no
+ * descriptor that it would hand on, and no memory of links. */
+static pid_t fork_one(int i, int fds)
 {
     pid_t pid = fork();
     CHECK(pid >= 0, "fork: %m");
     if (pid)
         return pid;
     if (i % 3 == 0)
-        _exit(0);
-    if (i % 3 == 1)
+        _exit(inheritable() > fds);
+    if (i % 3 == 1) {
         test_sleep_ms(20);
-    else
-        execl("/bin/true", "true", (char *)NULL);
-    _exit(i % 3 != 1);
+        _exit(maps_a_link());
+    }
+    execl("/bin/true", "true", (char *)NULL);
+    _exit(1);
 }
 
 static void forks_in_the_middle(void **state)
@@ -220,12 +262,14 @@ static void forks_in_the_middle(void **state)
         struct scene s;
         pthread_t thread;
         pid_t children[FORKS];
+        int fds = inheritable();
         scene_open(&s, 1);
+        fds += !(fcntl(s.peer.fd, F_GETFD) & FD_CLOEXEC);
         struct worker w = {&s, {.acts = acts, .posted = true, .run_ms = RUN_MS}};
         there_begin(&s, plain_there, &w.work);
         CHECK(!pthread_create(&thread, NULL, work_here, &w), "pthread_create");
         for (int i = 0; i < FORKS; i++) {
-            children[i] = fork_one(i);
+            children[i] = fork_one(i, fds);
             test_sleep_ms(RUN_MS / FORKS / 2);
         }
         for (int i = 0; i < FORKS; i++)
@@ -242,7 +286,8 @@ static void sees_the_end(struct member *member, void *arg)
     *(int *)arg = (int)weft_recv(member->conn, &byte, 1, T);
 }
 
-/* A child that lives on has copies of all sockets. The conn ends nevertheless when it is closed. */
+/* A child that lives on has copies of all sockets. The conn ends nevertheless when it is closed, and
+ * what still comes to the copies does not keep the parent busy. */
 static void a_child_does_not_hold_a_conn(void **state)
 {
     struct scene s;
@@ -259,6 +304,11 @@ static void a_child_does_not_hold_a_conn(void **state)
     WEFT_OK(weft_conn_close(s.conn));
     party_finish(&s.peer, &rc, sizeof rc);
     CHECK(rc == WEFT_EPEER, "the peer's receive ended with %s", weft_err_name(rc));
+    uint64_t before = party_cpu_ns();
+    test_sleep_ms(WATCH_MS);
+    uint64_t used = party_cpu_ns() - before;
+    CHECK(used < QUIET_NS, "%" PRIu64 " ms of processor time in %d", used / 1000000, WATCH_MS);
+    write_some(party_connect(s.endpoint, &s.peer), &s, &s.peer);
     kill(child, SIGKILL);
     test_join(child, SIGKILL);
     scene_close(&s);
@@ -272,16 +322,6 @@ static void allow_files(bool any)
     getrlimit(RLIMIT_FSIZE, &limit);
     limit.rlim_cur = any ? limit.rlim_max : 4096;
     CHECK(!setrlimit(RLIMIT_FSIZE, &limit), "setrlimit: %m");
-}
-
-static void write_some(weft_conn_t conn, struct scene *s, struct party *p)
-{
-    test_fill(s->mem.at, WORK_LARGE, 3, 0);
-    int64_t n = weft_write(conn, s->mem.at, WORK_LARGE, &p->remote, 0, T);
-    CHECK(n == WORK_LARGE, "a write: %s", weft_last_error());
-    test_zero(s->mem.at, WORK_LARGE);
-    n = weft_read(conn, s->mem.at, WORK_LARGE, &p->remote, 0, T);
-    CHECK(n == WORK_LARGE && test_differs(s->mem.at, WORK_LARGE, 3, 0) < 0, "a read is wrong");
 }
 
 /* Shared memory is a file to the kernel, which sends a signal to who makes it too large. A progress
