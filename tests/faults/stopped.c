@@ -163,6 +163,91 @@ static void stopped_and_going_on(void **state)
         stage_close(&stages[i]);
 }
 
+/* --- closing what leads to who is stopped -------------------------------------------------------- */
+
+#define CLOSE_CONNS 7 /* the victim reads over the last one */
+#define CLOSE_OPS 8
+/* weft_conn_close waits WEFT_CANCEL_GRACE (1 s) for what it has sent to arrive, and a transport for
+ * a peer that is stopped with its hands in this side's memory; and some. */
+#define CLOSE_MS 6000
+
+static void read_on(struct member *member, void *arg)
+{
+    while (weft_read(member->conn, member->mem.at, PARTY_LEN, arg, 0, T) >= 0)
+        ;
+}
+
+static void write_much(const struct stage *s, weft_conn_t conn, weft_op_t ops[CLOSE_OPS])
+{
+    static unsigned char from[FULL_LEN];
+    struct weft_local local = {.addr = from, .len = FULL_LEN};
+    for (int i = 0; i < CLOSE_OPS; i++)
+        WEFT_OK(weft_post(conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                    .remote = &s->victim.remote, .nremote = 1),
+                          &ops[i]));
+}
+
+static void took(uint64_t begun, const char *what)
+{
+    uint64_t ms = (weft_now() - begun) / 1000000;
+    CHECK(ms < CLOSE_MS, "%s took %" PRIu64 " ms", what, ms);
+}
+
+/* The victim is in the middle of a copy when it is stopped, or nearly so: that is why there are
+ * several of them. */
+static void close_one(const struct stage *s, weft_conn_t conn)
+{
+    weft_op_t ops[CLOSE_OPS];
+    write_much(s, conn, ops);
+    test_sleep_ms(1);
+    kill(s->victim.pid, SIGSTOP);
+    uint64_t begun = weft_now();
+    WEFT_OK(weft_conn_close(conn));
+    took(begun, "weft_conn_close");
+    for (int i = 0; i < CLOSE_OPS; i++) {
+        int rc = weft_op_wait(ops[i], 0, NULL);
+        CHECK(rc == 0 || rc == WEFT_ECLOSED, "a write: %s", weft_err_name(rc));
+    }
+    kill(s->victim.pid, SIGCONT);
+}
+
+static void closing_does_not_wait_for_who_is_stopped(void **state)
+{
+    (void)state;
+    static struct stage s;
+    struct weft_remote remote;
+    weft_conn_t conns[CLOSE_CONNS];
+    weft_op_t ops[CLOSE_OPS];
+    s = (struct stage){.here = {.acts = false}};
+    stage_fork(&s);
+    stage_open(&s);
+    for (int i = 0; i < CLOSE_CONNS; i++)
+        conns[i] = party_connect(s.endpoint, &s.victim);
+    WEFT_OK(weft_mem_advertise(s.handle, s.mem.at, PARTY_LEN, &remote));
+    party_start(&s.victim, read_on, &remote, sizeof remote);
+    for (int i = 0; i < CLOSE_CONNS - 1; i++)
+        close_one(&s, conns[i]);
+    witness_goes_on(&s.witness);
+    write_much(&s, s.second, ops);
+    kill(s.victim.pid, SIGSTOP);
+    for (int i = 0; i < 2; i++) /* closing waits for messages, but not for ever */
+        WEFT_OK(
+            weft_post(i ? s.conn : s.second, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_SEND), NULL));
+    uint64_t begun = weft_now();
+    WEFT_OK(weft_conn_close(s.second));
+    took(begun, "weft_conn_close");
+    witness_goes_on(&s.witness);
+    witness_stop(&s.witness);
+    begun = weft_now();
+    WEFT_OK(weft_endpoint_close(s.endpoint));
+    took(begun, "weft_endpoint_close");
+    kill(s.victim.pid, SIGCONT);
+    party_finish(&s.victim, &remote, sizeof remote);
+    test_mem_close(&s.mem);
+    party_close(&s.victim);
+}
+
 /* --- slow -------------------------------------------------------------------------------------- */
 
 #define PAUSE_MS 4
@@ -262,6 +347,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopped_and_going_on),
+        cmocka_unit_test(closing_does_not_wait_for_who_is_stopped),
         cmocka_unit_test(slow_under_blocking_calls),
         cmocka_unit_test(slow_under_posted_operations),
     };
