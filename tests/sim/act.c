@@ -399,12 +399,13 @@ void act_accept(struct actor *actor)
             meet_conn(actor, list[i]);
         return;
     }
-    int rc = weft_endpoint_accept(actor->endpoint, 0, list);
-    SIM_CHECK(rc == 0 || rc == WEFT_ETIMEOUT || (rc == WEFT_ECLOSED && !actor->open) ||
+    int rc;
+    /* all of them: who goes to sleep is not woken for those that wait already */
+    while ((rc = weft_endpoint_accept(actor->endpoint, 0, list)) == 0)
+        meet_conn(actor, list[0]);
+    SIM_CHECK(rc == WEFT_ETIMEOUT || (rc == WEFT_ECLOSED && !actor->open) ||
                   (rc == WEFT_EHANDLE && !actor->open),
               "weft_endpoint_accept gave %s", weft_err_name(rc));
-    if (rc == 0)
-        meet_conn(actor, list[0]);
 }
 
 static void connect_some(struct actor *actor)
