@@ -235,6 +235,48 @@ static void one_cmd_fails(void **state)
     done_with(pair);
 }
 
+static void one_cmd_is_refused(void **state)
+{
+    (void)state;
+    static uint64_t from = 1, to[6];
+    struct pair *pair = connected("refuse=3:-42");
+    struct weft_cmd cmds[5];
+    memset(to, 0, sizeof to);
+    pair_reg(pair, PAIR_B, to, sizeof to, PAIR_ALL, KEY);
+    for (uint64_t i = 0; i < 5; i++)
+        cmds[i] = write_cmd(&from, &to[i], i + 1);
+    struct weft_link *link = pair->side[PAIR_A].link;
+    assert_int_equal(pair->ops->post(link, cmds, 5), 2);
+    assert_int_equal(pair->ops->post(link, cmds + 2, 3), -42);
+    assert_int_equal(pair->ops->post(link, cmds + 3, 2), 2);
+    for (uint64_t i = 0; i < 5; i++) {
+        if (i != 2)
+            assert_int_equal(pair_wait(pair, PAIR_A, WEFT_OP_WRITE, i + 1).comp.status, 0);
+        assert_int_equal(to[i], i != 2);
+    }
+    done_with(pair);
+}
+
+static void limits_are_lowered(void **state)
+{
+    (void)state;
+    static uint64_t from[4], to[4];
+    struct pair *pair = connected("depth=2,maxmsg=16");
+    const struct weft_nic_attr *attr = &pair->side[PAIR_A].nic->attr;
+    assert_int_equal(attr->tx_depth, 2);
+    assert_int_equal(attr->max_msg, 16);
+    pair_reg(pair, PAIR_B, to, sizeof to, PAIR_ALL, KEY);
+    struct weft_cmd cmds[3];
+    for (uint64_t i = 0; i < 3; i++)
+        cmds[i] = write_cmd(&from[i], &to[i], i + 1);
+    assert_int_equal(pair->ops->post(pair->side[PAIR_A].link, cmds, 3), 2);
+    for (uint64_t i = 1; i <= 2; i++)
+        assert_int_equal(pair_wait(pair, PAIR_A, WEFT_OP_WRITE, i).comp.status, 0);
+    cmds[2].len = cmds[2].one.len = 24;
+    assert_int_equal(pair->ops->post(pair->side[PAIR_A].link, &cmds[2], 1), -EINVAL);
+    done_with(pair);
+}
+
 static void link_is_cut(void **state)
 {
     (void)state;
@@ -388,6 +430,8 @@ int main(void)
         cmocka_unit_test(comps_are_delayed),
         cmocka_unit_test(posts_are_partial),
         cmocka_unit_test(one_cmd_fails),
+        cmocka_unit_test(one_cmd_is_refused),
+        cmocka_unit_test(limits_are_lowered),
         cmocka_unit_test(link_is_cut),
         cmocka_unit_test(link_down_is_last),
         cmocka_unit_test(only_the_second_link_is_cut),

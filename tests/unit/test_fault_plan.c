@@ -15,7 +15,8 @@ static void every_item(void **state)
     (void)state;
     struct fault_plan plan;
     assert_int_equal(fault_plan_parse(&plan, "seed=42,reorder=8,delay=100,partial=30,fail=5:-7,"
-                                             "cut=10:2,cutnic=3,hide=add64+write_imm,"
+                                             "refuse=6:-8,cut=10:2,cutnic=3,"
+                                             "hide=add64+write_imm,depth=4,maxmsg=4096,"
                                              "connectfail=3,nofd"),
                      0);
     assert_int_equal(plan.random, 42);
@@ -24,10 +25,14 @@ static void every_item(void **state)
     assert_int_equal(plan.partial, 30);
     assert_int_equal(plan.fail, 5);
     assert_int_equal(plan.fail_code, -7);
+    assert_int_equal(plan.refuse, 6);
+    assert_int_equal(plan.refuse_code, -8);
     assert_int_equal(plan.cut, 10);
     assert_int_equal(plan.cut_link, 2);
     assert_int_equal(plan.cut_nic, 3);
     assert_int_equal(plan.hide, WEFT_OP_BIT(WEFT_OP_ADD64) | WEFT_OP_BIT(WEFT_OP_WRITE_IMM));
+    assert_int_equal(plan.depth, 4);
+    assert_int_equal(plan.max_msg, 4096);
     assert_int_equal(plan.connectfail, 3);
     assert_true(plan.nofd);
 }
@@ -38,8 +43,9 @@ static void short_forms(void **state)
     struct fault_plan plan;
     assert_int_equal(fault_plan_parse(&plan, ""), 0);
     assert_int_equal(plan.reorder | plan.delay_us | plan.partial | plan.hide, 0);
-    assert_int_equal(fault_plan_parse(&plan, "fail=1,cut=2"), 0);
+    assert_int_equal(fault_plan_parse(&plan, "fail=1,cut=2,refuse=3"), 0);
     assert_int_equal(plan.fail_code, -EIO);
+    assert_int_equal(plan.refuse_code, -EINVAL);
     assert_int_equal(plan.cut_link, 0);
 }
 
@@ -62,6 +68,8 @@ static void wrong_items(void **state)
         "fail=1:",
         "fail=1:5",
         "fail=1:-5x",
+        "refuse=0",
+        "refuse=1:5",
         "cut=0",
         "cut=1:0",
         "cut=1:2:3",
@@ -73,6 +81,8 @@ static void wrong_items(void **state)
         "hide=Write",
         "hide=writes",
         "hide=link_down",
+        "depth=0",
+        "maxmsg=0",
         "connectfail=-1",
         "nofd=1",
         "nofd ",

@@ -79,6 +79,10 @@ static void adapt_attr(struct weft_nic_attr *attr, const struct fault_plan *plan
         attr->imm_bits = 0;
     if (plan->reorder)
         attr->order = WEFT_ORDER_NONE;
+    if (plan->depth && plan->depth < attr->tx_depth)
+        attr->tx_depth = plan->depth;
+    if (plan->max_msg && plan->max_msg < attr->max_msg)
+        attr->max_msg = plan->max_msg;
 }
 
 static int fault_wrap(const struct weft_transport *inner, const char *spec,

@@ -27,10 +27,14 @@ struct fault_plan {
     uint32_t partial; /* percent */
     uint64_t fail;    /* number of the cmd that fails, from 1; 0: none */
     int fail_code;
+    uint64_t refuse; /* number of the cmd that post refuses, from 1; 0: none */
+    int refuse_code;
     uint64_t cut;      /* cmds after which a link is cut; 0: never */
     uint32_t cut_link; /* number of the only link that is cut, from 1; 0: each */
     uint32_t cut_nic;  /* number of the only lane whose nic cuts, from 1; 0: each */
     uint32_t hide;     /* op mask */
+    uint32_t depth;    /* of the nic; 0: as it is */
+    uint64_t max_msg;  /* the same */
     uint32_t connectfail;
     bool nofd;
 };

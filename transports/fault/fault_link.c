@@ -187,7 +187,9 @@ static int accept_one(struct fault_link *link, const struct weft_cmd *cmd)
     int rc = weft_cmd_check(&nic->base.attr, cmd);
     if (rc)
         return rc;
-    if (link->flight == nic->base.attr.tx_depth)
+    if (nic->accepted + 1 == nic->plan.refuse)
+        rc = weft_fail(nic->plan.refuse_code, "fault: this cmd is refused");
+    else if (link->flight == nic->base.attr.tx_depth)
         rc = WEFT_EAGAIN;
     else if (nic->accepted + 1 == nic->plan.fail)
         rc = fail_it(link, cmd);
@@ -226,5 +228,9 @@ int fault_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     }
     if (link->down && !done)
         return weft_fail(WEFT_ELINK, "fault: link %u is dead", link->number);
-    return done || rc == WEFT_EAGAIN ? done : rc;
+    if (done || rc == WEFT_EAGAIN)
+        return done;
+    if (nic_of(link)->accepted + 1 == plan->refuse)
+        plan->refuse = 0; /* it was said: the next one has the same number */
+    return rc;
 }

@@ -74,12 +74,25 @@ static bool parse_two(const char *text, uint64_t *first, int64_t least, int64_t 
     return !*text || (*text == ':' && take_only(text + 1, least, most, second));
 }
 
+/* N or N:CODE */
+static bool parse_code(const char *text, uint64_t *number, int *code)
+{
+    int64_t value = *code;
+    bool ok = parse_two(text, number, INT32_MIN, -1, &value);
+    *code = (int)value;
+    return ok;
+}
+
 static bool parse_fail(struct fault_plan *plan, const char *text)
 {
-    int64_t code = -EIO;
-    bool ok = parse_two(text, &plan->fail, INT32_MIN, -1, &code);
-    plan->fail_code = (int)code;
-    return ok;
+    plan->fail_code = -EIO;
+    return parse_code(text, &plan->fail, &plan->fail_code);
+}
+
+static bool parse_refuse(struct fault_plan *plan, const char *text)
+{
+    plan->refuse_code = -EINVAL;
+    return parse_code(text, &plan->refuse, &plan->refuse_code);
 }
 
 static bool parse_cut(struct fault_plan *plan, const char *text)
@@ -119,6 +132,19 @@ static bool parse_hide(struct fault_plan *plan, const char *text)
     }
 }
 
+static bool parse_depth(struct fault_plan *plan, const char *text)
+{
+    return take_u32(text, 1, INT32_MAX, &plan->depth);
+}
+
+static bool parse_maxmsg(struct fault_plan *plan, const char *text)
+{
+    int64_t value = 0;
+    bool ok = take_only(text, 1, INT64_MAX, &value);
+    plan->max_msg = (uint64_t)value;
+    return ok;
+}
+
 static bool parse_connectfail(struct fault_plan *plan, const char *text)
 {
     return take_u32(text, 0, INT32_MAX, &plan->connectfail);
@@ -140,10 +166,13 @@ static const struct item {
     {"delay=", parse_delay, "delay=US, up to 10000000 microseconds"},
     {"partial=", parse_partial, "partial=P, P up to 90 percent"},
     {"fail=", parse_fail, "fail=N or fail=N:CODE, CODE a negative number"},
+    {"refuse=", parse_refuse, "refuse=N or refuse=N:CODE, CODE a negative number"},
     {"cut=", parse_cut, "cut=N or cut=N:K, from 1"},
     {"cutnic=", parse_cutnic, "cutnic=L, from 1"},
     {"hide=", parse_hide,
      "hide=OP or hide=OP+OP, OP one of send write write_imm read add64 fence"},
+    {"depth=", parse_depth, "depth=N, from 1"},
+    {"maxmsg=", parse_maxmsg, "maxmsg=BYTES, from 1"},
     {"connectfail=", parse_connectfail, "connectfail=N"},
     {"nofd", parse_nofd, "nofd"},
 };
