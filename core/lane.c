@@ -131,24 +131,24 @@ static void leave_backlog(struct weft__link *link)
         link->backlog_tail = &link->backlog;
 }
 
-/* The next cmd of the backlog can never be accepted. False: that is the end of the link, since the
- * nic is at work on others of its run, which end as one. */
-static bool refuse(struct weft__link *link, int status)
+/* The next cmd of the backlog can never be accepted: it and what follows in its run have failed. */
+static void refuse(struct weft__link *link, int status)
 {
     struct weft__wr *wr = link->backlog;
-    bool alone = wr->posted == 0;
+    uint8_t rest = (uint8_t)(wr->ncmds - wr->posted);
+    struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
     pthread_mutex_lock(&link->lane->endpoint->lock);
-    if (!alone) {
-        weft__link_lost(link, status);
-    } else {
-        struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
-        leave_backlog(link);
-        if (wr->kind == WEFT__WR_DATA)
-            weft__stripe_failed(wr, 0, status);
+    leave_backlog(link);
+    for (uint32_t i = wr->posted; i < wr->ncmds && wr->kind == WEFT__WR_DATA; i++)
+        weft__stripe_failed(wr, i, status);
+    link->owned -= rest;
+    wr->ncmds = wr->posted;
+    wr->left = (uint8_t)(wr->left - rest);
+    if (wr->left > 0)
+        flight_add(link, wr); /* the nic is at work on those before it */
+    else
         wr_end(wr, &comp);
-    }
     pthread_mutex_unlock(&link->lane->endpoint->lock);
-    return alone;
 }
 
 /* The first n cmds of a backlog, at most BATCH, as an array. One is handed over where it is. */
@@ -199,8 +199,7 @@ static bool flush(struct weft__link *link)
         if (took < 0 && took == WEFT_ELINK)
             return true; /* LINK_DOWN is on its way, and ends the backlog */
         if (took < 0) {
-            if (!refuse(link, took))
-                return true;
+            refuse(link, took);
             continue;
         }
         taken(link, (uint32_t)took);
