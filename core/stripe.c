@@ -137,11 +137,12 @@ static const uint8_t cmd_op[] = {[WEFT__OP_WRITE] = WEFT_OP_WRITE,
 static void extend(struct weft__wr *wr, struct weft__op *op, const struct weft__link *link)
 {
     uint32_t most = depth_of(link) - link->owned;
+    uint64_t whole = cut(link, RUN_BYTES); /* a longer piece does not go as one cmd */
     if (most > WEFT__RUN)
         most = WEFT__RUN;
     while (wr->ncmds < most && op->next_piece + 1 < op->npieces) {
         uint64_t len = op->pieces[op->next_piece + 1].len;
-        if (len == 0 || wr->bytes + len > RUN_BYTES)
+        if (len == 0 || len > whole || wr->bytes + len > RUN_BYTES)
             return;
         wr->ncmds++;
         wr->bytes += len;
@@ -179,7 +180,7 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     cmd->one.len = n;
     op->next_offset += n;
     op->pending++;
-    if (op->next_offset == piece->len)
+    if (op->next_offset == piece->len && op->next_piece + 1 < op->npieces)
         extend(wr, op, link);
     skip_empty(op);
     return wr;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Lists of short pieces, of which core hands several to a nic in one go: what one piece meets is
- * told of that piece, and counts for no other.
+ * told of that piece, counts for no other, and a nic gets no more than it takes.
  */
 #include "duo.h"
 
@@ -152,11 +152,29 @@ static void a_piece_that_a_nic_refuses(void **state)
     }
 }
 
+static void nics_that_take_little(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"depth=1",  "depth=2",   "depth=17",
+                                        "depth=20", "maxmsg=50", "maxmsg=600"};
+    static const size_t lens[] = {72, 0, 1, 601, 600, 0, 0, 1500, 8};
+    for (size_t i = 0; i < ARRAY_LEN(specs); i++) {
+        struct lists l;
+        open_with(&l, specs[i]);
+        make(&l, lens, ARRAY_LEN(lens), WEFT_XFER_WRITE);
+        moves_all(&l);
+        make(&l, lens, ARRAY_LEN(lens), WEFT_XFER_READ);
+        moves_all(&l);
+        close_all(&l);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_piece_that_fails),
         cmocka_unit_test(a_piece_that_a_nic_refuses),
+        cmocka_unit_test(nics_that_take_little),
     };
     if (!weft__transport_find("fault")) {
         fprintf(stderr, "skipped: this build has no fault transport\n");
