@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -212,6 +213,29 @@ static void another_token_than_the_address(void **state)
     say_hello(s, -1);
     s->ours.token.bytes[0] ^= 1;
     assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+/* Its link_connect goes on to say what a target lacks, also when the peer is gone. */
+static void gone_from_who_has_no_descriptor(void **state)
+{
+    struct stranger *s = *state;
+    struct rlimit limit, none;
+    assert_int_equal(connect_result(s), WEFT_EAGAIN); /* we are accepted */
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    say_hello(s, memory(right_size, SEALS));
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int rc = connect_result(s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(rc, -EMFILE);
+    close(s->fd);
+    s->fd = -1;
+    struct weft_comp comps[4];
+    uint64_t until = weft_now() + 5000000; /* sockets are looked at every 20 us */
+    while (weft_now() < until)
+        assert_int_equal(s->ops->poll(s->nic, comps, 4), 0);
+    assert_int_equal(connect_result(s), -EMFILE);
 }
 
 /* --- keys ------------------------------------------------------------------------------------ */
@@ -589,6 +613,7 @@ int main(void)
         FRESH(huge_ring_size),
         FRESH(wrong_confirm),
         FRESH(another_token_than_the_address),
+        FRESH(gone_from_who_has_no_descriptor),
         FRESH(a_proof_for_a_link_without_a_key),
         KEYED(hellos_without_the_key),
         KEYED(a_confirm_without_the_key),

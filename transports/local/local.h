@@ -355,6 +355,9 @@ bool local_wakes_take(struct local_link *link);
 pid_t local_peer_pid(int fd);
 bool local_peer_gone(int fd);
 int local_watch(struct local_nic *nic, struct local_source *source);
+/* Poll looks at it no more; it stays open. */
+void local_ignore(struct local_nic *nic, const struct local_source *source);
+/* The same, and it is closed. */
 void local_unwatch(struct local_nic *nic, struct local_source *source);
 /* Make a socket that is watched another source's. */
 int local_hand_over(struct local_nic *nic, struct local_source *from, struct local_source *to);

@@ -280,10 +280,12 @@ static int answer(struct local_link *link, const struct local_packet *hello, int
     return rc;
 }
 
-/* Nothing is wrong with the peer: link_connect says what this side lacks, and core tells the peer. Its
- * end of the socket stays open until then, since hanging up would get there first, and tell less. */
-static void refuse(struct local_link *link, int status)
+/* Nothing is wrong with the peer: link_connect says what this side lacks, and core tells the peer.
+ * Its end of the socket stays open until then, since hanging up would get there first, and tell
+ * less; what the peer does at its end is of no interest any more. */
+static void refuse(struct local_nic *nic, struct local_link *link, int status)
 {
+    local_ignore(nic, &link->source);
     link->state = LOCAL_DOWN;
     link->status = status;
 }
@@ -313,7 +315,7 @@ void local_link_hello(struct local_nic *nic, struct local_guest *guest)
         if (rc == WEFT_EPROTO)
             local_link_lost(link, rc);
         else if (rc)
-            refuse(link, rc);
+            refuse(nic, link, rc);
     }
     local_unwatch(nic, &guest->source);
     if (memfd >= 0)

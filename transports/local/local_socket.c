@@ -185,12 +185,17 @@ int local_watch(struct local_nic *nic, struct local_source *source)
     return 0;
 }
 
+void local_ignore(struct local_nic *nic, const struct local_source *source)
+{
+    epoll_ctl(nic->epoll, EPOLL_CTL_DEL, source->fd, NULL);
+}
+
 void local_unwatch(struct local_nic *nic, struct local_source *source)
 {
     if (source->fd < 0)
         return;
     /* closing is not enough: a child of this process may hold the socket open */
-    epoll_ctl(nic->epoll, EPOLL_CTL_DEL, source->fd, NULL);
+    local_ignore(nic, source);
     if (source->kind != LOCAL_LISTENER)
         shutdown(source->fd, SHUT_RDWR);
     close(source->fd);
