@@ -130,10 +130,11 @@ static int op_ended(const struct perf_worker *w, weft_op_t op, const char *what,
 }
 
 /* The newest send of a ping-pong ends with the answer to it: it is not polled for before, since what
- * comes meanwhile is to be answered first. */
+ * comes meanwhile is to be answered first. Unless there is but one slot, which the next one needs. */
 static uint64_t may_have_ended(const struct perf_worker *w)
 {
-    bool answer_follows = w->run.pingpong && w->mine.posted && w->mine.posted < w->run.iters;
+    bool answer_follows = w->run.pingpong && w->run.layout.slots > 1 && w->mine.posted &&
+                          w->mine.posted < w->run.iters;
     return w->mine.posted - answer_follows;
 }
 
