@@ -90,7 +90,8 @@ static void stop_some(void)
 static void few_fds(void)
 {
     struct sim_proc *proc = some_proc();
-    if (proc)
+    /* one that cannot even open its endpoint says so, and has nothing to show */
+    if (proc && actors[proc->id].open)
         proc->fd_limit = sim_once_in(2) ? proc->nfds + (int)sim_pick(6) : 1000000;
 }
 
