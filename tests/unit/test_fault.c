@@ -257,6 +257,22 @@ static void one_cmd_is_refused(void **state)
     done_with(pair);
 }
 
+/* A post that accepted nothing by itself has not said it. */
+static void it_is_refused_after_partial_posts(void **state)
+{
+    (void)state;
+    static uint64_t from = 1, to;
+    struct pair *pair = connected("seed=1,partial=90,refuse=1:-42");
+    pair_reg(pair, PAIR_B, &to, sizeof to, PAIR_ALL, KEY);
+    struct weft_cmd cmd = write_cmd(&from, &to, 1);
+    int rc = 0, none = 0;
+    for (; rc == 0 && none < 1000; none += rc == 0)
+        rc = pair->ops->post(pair->side[PAIR_A].link, &cmd, 1);
+    assert_int_equal(rc, -42);
+    assert_true(none > 0);
+    done_with(pair);
+}
+
 static void limits_are_lowered(void **state)
 {
     (void)state;
@@ -431,6 +447,7 @@ int main(void)
         cmocka_unit_test(posts_are_partial),
         cmocka_unit_test(one_cmd_fails),
         cmocka_unit_test(one_cmd_is_refused),
+        cmocka_unit_test(it_is_refused_after_partial_posts),
         cmocka_unit_test(limits_are_lowered),
         cmocka_unit_test(link_is_cut),
         cmocka_unit_test(link_down_is_last),

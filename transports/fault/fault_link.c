@@ -228,7 +228,7 @@ int fault_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     }
     if (link->down && !done)
         return weft_fail(WEFT_ELINK, "fault: link %u is dead", link->number);
-    if (done || rc == WEFT_EAGAIN)
+    if (done || rc == 0 || rc == WEFT_EAGAIN)
         return done;
     if (nic_of(link)->accepted + 1 == plan->refuse)
         plan->refuse = 0; /* it was said: the next one has the same number */
