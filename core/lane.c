@@ -176,13 +176,12 @@ static void taken(struct weft__link *link, uint32_t n)
 {
     while (n > 0) {
         struct weft__wr *wr = link->backlog;
-        uint32_t part = wr->ncmds - wr->posted;
-        if (part > n)
-            part = n;
-        wr->posted = (uint8_t)(wr->posted + part);
-        n -= part;
-        if (wr->posted < wr->ncmds)
+        uint32_t left = wr->ncmds - wr->posted;
+        if (left > n) {
+            wr->posted = (uint8_t)(wr->posted + n);
             return;
+        }
+        n -= left;
         leave_backlog(link);
         flight_add(link, wr);
     }
