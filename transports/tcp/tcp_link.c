@@ -17,9 +17,9 @@
 #include <unistd.h>
 
 #define LISTEN_BACKLOG 1024
-#define ACCEPTS 16        /* most in one poll */
-#define KEEPALIVE_COUNT 4 /* probes in the second half of the timeout */
-#define PROBES_SUSPECT 2  /* unanswered window probes that are no accident */
+#define ACCEPTS 16       /* most in one poll */
+#define KEEPALIVE_MOST 4 /* probes in the second half of the timeout, if it has so many seconds */
+#define PROBES_SUSPECT 2 /* unanswered window probes that are no accident */
 
 /* --- sockets ----------------------------------------------------------------------------------- */
 
@@ -46,12 +46,13 @@ static void set_int(int fd, int level, int name, int value)
  * tcp_check_silence: TCP_USER_TIMEOUT would also hit a live peer that does not read for a while. */
 static void set_options(const struct tcp_nic *nic, int fd)
 {
-    int seconds = (int)((nic->timeout + 999) / 1000);
+    int seconds = (int)((nic->timeout + 999) / 1000), rest = seconds > 1 ? seconds / 2 : 1;
+    int probes = rest < KEEPALIVE_MOST ? rest : KEEPALIVE_MOST;
     set_int(fd, IPPROTO_TCP, TCP_NODELAY, 1);
     set_int(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_int(fd, IPPROTO_TCP, TCP_KEEPIDLE, (seconds + 1) / 2);
-    set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, (seconds / 2 + KEEPALIVE_COUNT) / KEEPALIVE_COUNT);
-    set_int(fd, IPPROTO_TCP, TCP_KEEPCNT, KEEPALIVE_COUNT);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPINTVL, (rest + probes - 1) / probes);
+    set_int(fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
     if (nic->sndbuf)
         set_int(fd, SOL_SOCKET, SO_SNDBUF, nic->sndbuf);
     if (nic->rcvbuf)
