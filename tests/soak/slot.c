@@ -102,7 +102,8 @@ static void take(struct side *side, weft_conn_t conn)
     struct greeting hello = {0};
     int64_t rc = weft_recv(conn, &hello, sizeof hello, HANG_MS);
     if (rc < 0) { /* the other side gave it up */
-        CHECK((rc == WEFT_EPEER || side->plan.dies) && rc != WEFT_ETIMEOUT,
+        bool canceled = rc == WEFT_ECANCELED && atomic_load(&side->ledger->stop); /* see say() */
+        CHECK((rc == WEFT_EPEER || canceled || side->plan.dies) && rc != WEFT_ETIMEOUT,
               "a conn's first message: %s", weft_last_error());
         WEFT_OK(weft_conn_close(conn));
         return;
