@@ -525,15 +525,23 @@ void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool mo
         weft__kick_all(ep);
 }
 
+/* Who sleeps on the nic's descriptor went to sleep before the nic was called: is there something to do
+ * that the descriptor will not tell of? Lane lock held. */
+static bool must_wake(struct weft__lane *lane)
+{
+    if (!atomic_load(&lane->sleeping))
+        return false;
+    return lane->stalled ||
+           (!lane->lost && lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN);
+}
+
 void weft__lane_rearm(struct weft__lane *lane)
 {
     if (!atomic_load(&lane->sleeping) || pthread_mutex_trylock(&lane->lock))
         return;
-    int rc = lane->stalled ? WEFT_EAGAIN : 0;
-    if (!lane->stalled && !lane->lost)
-        rc = lane->nic->transport->ops->wait_fd(lane->nic);
+    bool wake = must_wake(lane);
     pthread_mutex_unlock(&lane->lock);
-    if (rc == WEFT_EAGAIN)
+    if (wake)
         weft__wake(lane->endpoint);
     weft__lane_kick(lane); /* for those whose trylock failed */
 }
@@ -545,7 +553,10 @@ void weft__lane_lock(struct weft__lane *lane)
 
 void weft__lane_unlock(struct weft__lane *lane)
 {
+    bool wake = must_wake(lane); /* a link may be up now, on which no one waits for the peer */
     pthread_mutex_unlock(&lane->lock);
+    if (wake)
+        weft__wake(lane->endpoint);
     weft__lane_kick(lane); /* for those whose trylock failed */
 }
 
