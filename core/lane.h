@@ -130,7 +130,8 @@ void weft__lane_kick(struct weft__lane *lane);
  * post again at once; what was pushed may wait for that. */
 struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more);
 void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool more);
-/* For a call into the nic from outside: blocks while another thread drives it. */
+/* For a call into the nic from outside: blocks while another thread drives it. unlock wakes who sleeps
+ * on the nic if the call has left something to do that no descriptor tells of. */
 void weft__lane_lock(struct weft__lane *lane);
 void weft__lane_unlock(struct weft__lane *lane);
 /* Do queued work, poll once, handle comps. Returns things that happened, 0 also when another

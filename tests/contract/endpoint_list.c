@@ -137,17 +137,22 @@ static void fails_once(const char *spec, enum weft_xfer_op op, bool alone)
     close_all(&l);
 }
 
-static const int nths[] = {1, 2, 16, 17, 23, 40};
+/* The first cmd, the ends of a run, in the middle; how: fail or refuse. */
+static void fails_at_each(const char *how, const char *more, bool alone)
+{
+    static const int nths[] = {1, 2, 16, 17, 23, 40};
+    char spec[64];
+    for (size_t i = 0; i < ARRAY_LEN(nths); i++) {
+        snprintf(spec, sizeof spec, "%s=%d:-42%s", how, nths[i], more);
+        fails_once(spec, WEFT_XFER_WRITE, alone);
+        fails_once(spec, WEFT_XFER_READ, alone);
+    }
+}
 
 static void a_piece_that_fails(void **state)
 {
     (void)state;
-    char spec[32];
-    for (size_t i = 0; i < ARRAY_LEN(nths); i++) {
-        snprintf(spec, sizeof spec, "fail=%d:-42", nths[i]);
-        fails_once(spec, WEFT_XFER_WRITE, true);
-        fails_once(spec, WEFT_XFER_READ, true);
-    }
+    fails_at_each("fail", "", true);
 }
 
 /* What it was handed over with and comes behind it may not have gone. No room is lost by that: the
@@ -155,12 +160,7 @@ static void a_piece_that_fails(void **state)
 static void a_piece_that_a_nic_refuses(void **state)
 {
     (void)state;
-    char spec[32];
-    for (size_t i = 0; i < ARRAY_LEN(nths); i++) {
-        snprintf(spec, sizeof spec, "refuse=%d:-42,depth=16", nths[i]);
-        fails_once(spec, WEFT_XFER_WRITE, false);
-        fails_once(spec, WEFT_XFER_READ, false);
-    }
+    fails_at_each("refuse", ",depth=16", false);
 }
 
 static void nics_that_take_little(void **state)
