@@ -12,8 +12,12 @@
 # Collected in global properties: WEFT_<KIND>_DECLARED, WEFT_<KIND>_BUILT and, less the decorators,
 # WEFT_<KIND>_TESTED (names); WEFT_BACKEND_NOTES (lines of the summary table).
 
+# A list may have commas, as lists of settings have.
+string(REPLACE "," ";" TRANSPORT "${TRANSPORT}")
+string(REPLACE "," ";" GPU "${GPU}")
+
 # Backends of later versions: naming one says so instead of "unknown".
-set(WEFT_LATER_TRANSPORT verbs efa tcpx)
+set(WEFT_LATER_TRANSPORT efa tcpx)
 set(WEFT_LATER_GPU cuda hip)
 
 function(weft__note kind name text)

@@ -15,8 +15,19 @@
 #       also contract.FILE.tcp.host.hidden, where the nic lacks what core can emulate. The program
 #       reads WEFT_TEST_TRANSPORT, WEFT_TEST_GPU, WEFT_TEST_FAULT and WEFT_TEST_NO_SKIP.
 #
+#   weft_add_fake_verbs_test(FILE [VARIANT name] [SETTINGS text] [LIBRARY target] [LABELS ...]
+#                            [TIMEOUT seconds])
+#       The program of weft_add_contract_test for verbs over the fake libibverbs, which has no way
+#       to another process: only the cases of one. contract.FILE.fakeverbs.host[.VARIANT], on
+#       devices as FAKE_VERBS says (tests/fake/ibverbs/README.md); misuse that the fake notices
+#       fails it.
+#
 #   weft_add_gpu_test(FILE)
 #       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
+#
+#   weft_write_entries(FILE)
+#       The entries of contract tests so far, for who starts them otherwise than ctest does
+#       (tests/vm/suite). Lines of words: name, program, timeout, NAME=value...
 #
 # A test that exits with 77 is counted as skipped; it prints why. What needs no hardware may not
 # skip: for local and tcp with host, 77 is a failure.
@@ -66,9 +77,19 @@ function(weft__test_entry name target)
     else()
         set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
     endif()
+    set(environment ${WEFT_TEST_ENVIRONMENT} ${arg_ENVIRONMENT})
     set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT}
-                         LABELS "${arg_LABELS}"
-                         ENVIRONMENT "${WEFT_TEST_ENVIRONMENT};${arg_ENVIRONMENT}")
+                         LABELS "${arg_LABELS}" ENVIRONMENT "${environment}")
+    if(name MATCHES "^contract\\.")
+        list(JOIN environment " " words)
+        set_property(GLOBAL APPEND_STRING PROPERTY WEFT_TEST_ENTRIES
+                     "${name} ${target} ${arg_TIMEOUT} ${words}\n")
+    endif()
+endfunction()
+
+function(weft_write_entries file)
+    get_property(entries GLOBAL PROPERTY WEFT_TEST_ENTRIES)
+    file(WRITE ${file} "${entries}")
 endfunction()
 
 function(weft_add_test name)
@@ -107,6 +128,25 @@ function(weft_add_contract_test file)
             endif()
         endforeach()
     endforeach()
+endfunction()
+
+function(weft_add_fake_verbs_test file)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "VARIANT;SETTINGS;LIBRARY;TIMEOUT" "LABELS")
+    set(name contract.${file}.fakeverbs.host)
+    set(library fake_ibverbs)
+    if(arg_LIBRARY)
+        set(library ${arg_LIBRARY})
+    endif()
+    set(settings strict=1)
+    if(arg_VARIANT)
+        string(APPEND name .${arg_VARIANT})
+    endif()
+    if(arg_SETTINGS)
+        string(APPEND settings ,${arg_SETTINGS})
+    endif()
+    weft__test_entry(${name} contract_${file} TIMEOUT ${arg_TIMEOUT} LABELS contract fake ${arg_LABELS} ENVIRONMENT
+                     WEFT_TEST_TRANSPORT=verbs WEFT_TEST_GPU=host WEFT_TEST_SIDE=one
+                     WEFT_VERBS_LIBRARY=$<TARGET_FILE:${library}> FAKE_VERBS=${settings})
 endfunction()
 
 function(weft_add_gpu_test file)

@@ -4,7 +4,8 @@
 # Package names are those of Debian 12 and Ubuntu 24.04, which agree.
 
 # A word is a package, or command:package where any way to get the command will do.
-BUILD_PACKAGES=(cc:gcc make:make cmake:cmake pkg-config:pkg-config libc6-dev libcjson-dev libssl-dev)
+BUILD_PACKAGES=(cc:gcc make:make cmake:cmake pkg-config:pkg-config libc6-dev libcjson-dev libssl-dev
+                libhwloc-dev libibverbs-dev)
 TEST_PACKAGES=(c++:g++ libcmocka-dev ip:iproute2)
 
 have_package()

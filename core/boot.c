@@ -17,7 +17,6 @@
 #include "util.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -356,18 +355,6 @@ int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list
 
 /* --- the listener ------------------------------------------------------------------------------- */
 
-/* Out of descriptors: the connection would stay in the queue and wake us for ever. Take it with
- * the spare one and hang up, so that the peer learns at once. */
-static void hang_up(struct weft__endpoint *ep)
-{
-    weft_log(WEFT_LOG_WARN, "boot", "a connection was refused: out of file descriptors");
-    close(ep->spare_fd);
-    int fd = accept4(ep->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0)
-        close(fd);
-    ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-}
-
 /* How much a stranger has said. One that came only now is not called silent. */
 static uint8_t known(const struct weft__boot *boot, uint64_t now)
 {
@@ -422,34 +409,33 @@ static void greet(struct weft__endpoint *ep, int fd, const struct sockaddr_stora
 static void accept_some(struct weft__endpoint *ep)
 {
     for (int n = 0; n < ACCEPTS; n++) {
-        struct sockaddr_storage from = {0};
-        socklen_t len = sizeof from;
-        int fd = accept4(ep->listen_fd, (struct sockaddr *)&from, &len,
-                         SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE) && ep->spare_fd >= 0) {
-            hang_up(ep);
-            return;
-        }
+        struct sockaddr_storage from;
+        int fd = weft_listener_accept(&ep->listener, &from, "boot");
         if (fd < 0)
             return;
         greet(ep, fd, &from);
     }
 }
 
-static int listen_on(struct weft__endpoint *ep, struct weft__address *a)
+/* Returns the socket. */
+static int listen_on(struct weft__address *a, const char *text)
 {
-    int one = 1, zero = 0;
-    ep->listen_fd = socket(a->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (ep->listen_fd < 0)
-        return -1;
-    setsockopt(ep->listen_fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    int one = 1, zero = 0, fd;
+    fd = socket(a->sa.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return weft_fail(-errno, "cannot listen on '%s': %m", text);
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (a->sa.ss_family == AF_INET6) /* "any" takes IPv4 peers too */
-        setsockopt(ep->listen_fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
-    if (bind(ep->listen_fd, (struct sockaddr *)&a->sa, a->len) ||
-        listen(ep->listen_fd, LISTEN_BACKLOG))
-        return -1;
-    a->len = sizeof a->sa;
-    return getsockname(ep->listen_fd, (struct sockaddr *)&a->sa, &a->len);
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &zero, sizeof zero);
+    socklen_t len = sizeof a->sa;
+    if (bind(fd, (struct sockaddr *)&a->sa, a->len) || listen(fd, LISTEN_BACKLOG) ||
+        getsockname(fd, (struct sockaddr *)&a->sa, &len)) {
+        int rc = weft_fail(-errno, "cannot listen on '%s': %m", text);
+        close(fd);
+        return rc;
+    }
+    a->len = len;
+    return fd;
 }
 
 int weft__boot_open(struct weft__endpoint *ep, const char *text)
@@ -457,16 +443,18 @@ int weft__boot_open(struct weft__endpoint *ep, const char *text)
     int rc = weft__address_parse(text, &ep->bound);
     if (rc)
         return rc;
-    ep->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     ep->boot_epoll = epoll_create1(EPOLL_CLOEXEC);
     if (ep->boot_epoll < 0)
         return weft_fail(-errno, "cannot make an epoll descriptor: %m");
-    if (listen_on(ep, &ep->bound))
-        return weft_fail(-errno, "cannot listen on '%s': %m", text);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    if (epoll_ctl(ep->boot_epoll, EPOLL_CTL_ADD, ep->listen_fd, &event))
-        return weft_fail(-errno, "cannot watch the listener: %m");
-    return 0;
+    int fd = listen_on(&ep->bound, text);
+    if (fd < 0)
+        return fd;
+    rc = weft_listener_open(&ep->listener, fd, ep->boot_epoll, NULL);
+    if (rc) {
+        weft_fail(rc, "cannot watch the listener: %m");
+        close(fd);
+    }
+    return rc;
 }
 
 /* --- progress ----------------------------------------------------------------------------------- */
@@ -536,6 +524,7 @@ int weft__boot_progress(struct weft__endpoint *ep)
     struct epoll_event events[32];
     if (pthread_mutex_trylock(&ep->boot_lock))
         return 0;
+    weft_listener_look(&ep->listener);
     int n = epoll_wait(ep->boot_epoll, events, (int)WEFT__ARRAY_LEN(events), 0);
     int happened = n > 0 ? n : 0;
     for (int i = 0; i < n; i++) {
@@ -585,11 +574,8 @@ void weft__boot_close(struct weft__endpoint *ep)
             boot->conn = NULL;
     sweep(ep);
     pthread_mutex_unlock(&ep->boot_lock);
-    if (ep->listen_fd >= 0)
-        close(ep->listen_fd);
+    weft_listener_close(&ep->listener);
     if (ep->boot_epoll >= 0)
         close(ep->boot_epoll);
-    if (ep->spare_fd >= 0)
-        close(ep->spare_fd);
-    ep->listen_fd = ep->boot_epoll = ep->spare_fd = -1;
+    ep->boot_epoll = -1;
 }

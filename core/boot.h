@@ -8,6 +8,7 @@
 #include "weft/transport.h"
 
 #include "auth.h"
+#include "join.h"
 #include "lane.h"
 #include "util.h"
 
@@ -41,11 +42,7 @@ struct weft__boot {
     bool next_offer;  /* active: make the next offer when they are */
     uint8_t held[64]; /* passive: an offer that came before they are */
     size_t held_len;
-    uint8_t peer_lane[WEFT__MAX_LINKS];
-    bool ready; /* the peer has joined all links */
-    uint8_t peer_addr[WEFT__MAX_LINKS][WEFT_LINK_ADDRESS_MAX];
-    uint16_t peer_addr_len[WEFT__MAX_LINKS];
-    bool joined[WEFT__MAX_LINKS];
+    struct weft__join join;
     char policy[128];
     char reasons[256]; /* why better transports were passed over */
 };

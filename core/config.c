@@ -44,11 +44,21 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "bytes of such messages a conn sends before the receiver has taken them")                  \
     XX("WEFT_NOTIFY_QUEUE", SIZE, "256M", 65536, (int64_t)1 << 40,                                \
        "bytes of arrived notifications an endpoint holds before it makes the senders wait")       \
+    XX("WEFT_RAILS", INT, "4", 1, 16,                                                             \
+       "devices of a transport that an endpoint uses at once, nearest first")                     \
+    XX("WEFT_RAILS_FAR", BOOL, "0", 0, 1,                                                         \
+       "use devices that are farther than the nearest one, too")                                  \
+    XX("WEFT_NEAR", STRING, "", 0, 0,                                                             \
+       "what devices are to be near to: PCI address of a GPU, numa:N; empty: where the thread "   \
+       "that opens the endpoint may run")                                                         \
     XX("WEFT_LANES", INT, "1", 1, 8,                                                              \
        "nics made of each device: transfers are spread over them, each may have its thread")      \
+    XX("WEFT_NIC_ADDS", BOOL, "0", 0, 1,                                                          \
+       "let RDMA nics add by themselves, atomic only among what one nic adds; else the peer's "   \
+       "processor does")                                                                          \
     XX("WEFT_TCP_SOCKETS", INT, "2", 1, 16,                                                       \
        "sockets of a tcp link; the first carries small operations, the others large ones")        \
-    XX("WEFT_TCP_CHUNK", SIZE, "1M", 4096, 1 << 30,                                             \
+    XX("WEFT_TCP_CHUNK", SIZE, "1M", 4096, 1 << 30,                                               \
        "bytes of a large operation that tcp sends before it looks at other operations")           \
     XX("WEFT_TCP_SNDBUF", SIZE, "0", 0, 1 << 30,                                                  \
        "SO_SNDBUF of tcp's sockets; 0: follows rate and round trip")                              \
@@ -61,6 +71,35 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "local: copy between processes with process_vm_readv where the kernel allows it")          \
     XX("WEFT_LOCAL_SHARE", BOOL, "1", 0, 1,                                                       \
        "local: of a transfer of 1 MiB and more each of the two sides copies a part")              \
+    XX("WEFT_VERBS_DEVICES", STRING, "", 0, 0,                                                    \
+       "RDMA devices or ports to use, mlx5_0,mlx5_1:2; or not to: ^mlx5_3; empty: all")           \
+    XX("WEFT_VERBS_GID_INDEX", INT, "-1", -1, 255,                                                \
+       "GID of a port, by its index; -1: RoCE v2 with an IPv4 address if there is one")           \
+    XX("WEFT_VERBS_TRAFFIC_CLASS", INT, "0", 0, 255,                                              \
+       "traffic class of RoCE packets (DSCP times 4), of InfiniBand ones through routers")        \
+    XX("WEFT_VERBS_SERVICE_LEVEL", INT, "0", 0, 15,                                               \
+       "service level of InfiniBand; RoCE: priority")                                             \
+    XX("WEFT_VERBS_PKEY", INT, "0", 0, 65535, "partition key; 0: the first of the port's table")  \
+    XX("WEFT_VERBS_MTU", INT, "4096", 256, 4096,                                                  \
+       "longest packet: 256 512 1024 2048 4096, never more than the port's")                      \
+    XX("WEFT_VERBS_TIMEOUT", INT, "17", 1, 31,                                                    \
+       "wait for an acknowledgement before sending again: 4.096 us times 2 to that (17: 0.5 s)")  \
+    XX("WEFT_VERBS_RETRY", INT, "6", 0, 7,                                                        \
+       "times to send again before the peer is given up; Soft-RoCE takes 7 for ever")             \
+    XX("WEFT_VERBS_FLAP", INT, "1000", 0, 600000,                                                 \
+       "milliseconds that a port may be down before its links are given up")                      \
+    XX("WEFT_VERBS_QPS", INT, "2", 1, 8,                                                          \
+       "data queue pairs of a link; the first carries what is short, the others what is long")    \
+    XX("WEFT_VERBS_CHUNK", SIZE, "1M", 4096, 1 << 30,                                             \
+       "bytes of a long operation in one work request")                                           \
+    XX("WEFT_VERBS_CREDITS", INT, "32", 1, 1024,                                                  \
+       "messages that a link's peer may send before they were taken")                             \
+    XX("WEFT_VERBS_RECVS", INT, "512", 16, 32768,                                                 \
+       "messages that all peers of a nic together may send at once: 8.5 KiB of memory each")      \
+    XX("WEFT_VERBS_RELAXED", INT, "1", 0, 2,                                                      \
+       "relaxed ordering of a device's writes to memory: 0 never, 1 where peers do not write, 2 " \
+       "always")                                                                                  \
+    XX("WEFT_VERBS_LIBRARY", STRING, "libibverbs.so.1", 0, 0, "file of the verbs library")        \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
 

@@ -33,6 +33,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->passive = !initiator; /* until it is queued for accept: no one has its handle */
     conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
     conn->outq_tail = &conn->outq;
+    weft__list_init(&conn->ops);
     weft__match_init(conn);
     conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);
     if (!conn->handle) {
@@ -159,6 +160,33 @@ static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int ind
         weft__msg_post(conn, &head, NULL, 0);
 }
 
+/* A transfer that several links share is cut into chunks. */
+static void fit_part(struct weft__conn *conn)
+{
+    bool shared = weft__conn_links_up(conn) > 1 && conn->ep->chunk < conn->max_msg;
+    conn->part = shared ? conn->ep->chunk : conn->max_msg;
+}
+
+/* To its links: which it goes by if it is only one, and what can go by any of them, since what a dead
+ * link leaves is sent again by another one. */
+static void fit(struct weft__conn *conn)
+{
+    struct weft__lane *home = NULL;
+    conn->max_msg = UINT64_MAX;
+    for (int i = 0; i < conn->nlinks; i++) {
+        struct weft__lane *lane = conn->links[i]->lane;
+        if (!conn->links[i]->up)
+            continue;
+        home = lane;
+        if (lane->nic->attr.max_msg < conn->max_msg)
+            conn->max_msg = lane->nic->attr.max_msg;
+    }
+    /* release pairs with the acquire in post_lock */
+    atomic_store_explicit(&conn->home, weft__conn_links_up(conn) == 1 ? home : NULL,
+                          memory_order_release);
+    fit_part(conn);
+}
+
 void weft__conn_up(struct weft__conn *conn)
 {
     conn->state = WEFT_CONN_UP;
@@ -168,9 +196,7 @@ void weft__conn_up(struct weft__conn *conn)
         weft__conn_down(conn, WEFT_EPEER, "the last link was lost before the conn was up");
         return;
     }
-    /* release pairs with the acquire in post_lock */
-    atomic_store_explicit(&conn->home, conn->nlinks == 1 ? conn->links[0]->lane : NULL,
-                          memory_order_release);
+    fit(conn);
     for (int i = 0; i < conn->nlinks; i++)
         if (conn->gone_due[i] && conn->links[i]->closed)
             tell_link(conn, WEFT__MSG_LINK_GONE, i);
@@ -183,18 +209,17 @@ void weft__conn_up(struct weft__conn *conn)
 /* Ops in no flight end now; ops move out of conn->ops as they end, so start over each time. */
 static void abort_ops(struct weft__conn *conn)
 {
-    struct weft__op *op = conn->ops, *next;
-    for (; op; op = next) {
-        next = op->next;
-        op->visited = false;
-    }
-    for (op = conn->ops; op; op = next) {
-        next = op->next;
+    struct weft__list *at, *next;
+    for (at = conn->ops.next; at != &conn->ops; at = at->next)
+        WEFT__OF(at, struct weft__op, in_conn)->visited = false;
+    for (at = conn->ops.next; at != &conn->ops; at = next) {
+        struct weft__op *op = WEFT__OF(at, struct weft__op, in_conn);
+        next = at->next;
         if (op->visited)
             continue;
         op->visited = true;
         weft__op_abort(op, conn->status, conn->why);
-        next = conn->ops;
+        next = conn->ops.next;
     }
 }
 
@@ -224,8 +249,8 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
         weft__op_fail(op, status, conn->why);
         weft__op_unpend(op);
     }
-    for (struct weft__op *op = conn->ops; op; op = op->next)
-        weft__op_fail(op, status, conn->why);
+    for (struct weft__list *at = conn->ops.next; at != &conn->ops; at = at->next)
+        weft__op_fail(WEFT__OF(at, struct weft__op, in_conn), status, conn->why);
     weft__match_down(conn);
     weft__msg_free_all(conn);
     abort_ops(conn);
@@ -234,7 +259,7 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     weft__changed(conn->ep);
 }
 
-void weft__conn_fill(struct weft__conn *conn)
+void weft__conn_refill(struct weft__conn *conn)
 {
     if (conn->outq)
         weft__msg_fill(conn);
@@ -249,24 +274,25 @@ void weft__link_shut(struct weft__link *link, int status)
     if (link->closing)
         return;
     link->up = false;
+    fit_part(link->conn);
     link->closing = true;
     link->status = status;
     link->close_work.kind = WEFT__WORK_CLOSE;
     weft__lane_push(link->lane, &link->close_work);
 }
 
-void weft__link_lost(struct weft__link *link, int status)
+void weft__link_lost(struct weft__link *link, int status, const char *why)
 {
     struct weft__conn *conn = link->conn;
     if (link->closing)
         return;
-    conn->stats.links_lost++;
+    conn->stats.links_lost += link->up;
     weft_log(WEFT_LOG_INFO, "conn", "%s: link %d: lost: %s", conn->peer_text, link->index,
-             weft_strerror(status));
+             why ? why : weft_strerror(status));
     weft__link_shut(link, status);
     if (conn->state == WEFT_CONN_UP && weft__conn_links_up(conn) == 0)
         weft__conn_down(conn, status == WEFT_EPROTO ? WEFT_EPROTO : WEFT_EPEER,
-                        "the last link was lost: %s", weft_strerror(status));
+                        "the last link was lost: %s", why ? why : weft_strerror(status));
 }
 
 void weft__link_closed(struct weft__link *link)
@@ -290,7 +316,7 @@ int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index)
         tell_link(conn, WEFT__MSG_LINK_GONE, (int)index);
     else
         conn->gone_due[index] = true; /* until the link is closed, and the conn up */
-    weft__link_lost(link, WEFT_EPEER);
+    weft__link_lost(link, WEFT_EPEER, NULL);
     return 0;
 }
 
@@ -368,11 +394,13 @@ int weft_conn_close(weft_conn_t handle)
 
 static void describe_path(const struct weft__conn *conn, struct weft_conn_info *info)
 {
-    char where[64] = "";
+    char where[56] = "", most[16] = ""; /* with what stands before it, path has room for no more */
+    if (info->links < info->links_of)
+        snprintf(most, sizeof most, " of %d", info->links_of);
     if (conn->peer_addr.len && !conn->same_host_path)
         weft__address_host(&conn->peer_addr, where, sizeof where);
-    snprintf(info->path, sizeof info->path, "%s, %d link%s%s%s", conn->transport, info->links,
-             info->links == 1 ? "" : "s", *where ? ", " : "", where);
+    snprintf(info->path, sizeof info->path, "%s, %d%s link%s%s%s", conn->transport, info->links,
+             most, info->links == 1 && !*most ? "" : "s", *where ? ", " : "", where);
 }
 
 int weft_conn_info(weft_conn_t handle, struct weft_conn_info *info)
@@ -389,6 +417,7 @@ int weft_conn_info(weft_conn_t handle, struct weft_conn_info *info)
     info->initiator = conn->initiator;
     info->same_host = conn->same_host;
     info->links = weft__conn_links_up(conn);
+    info->links_of = conn->nlinks;
     info->peer_pid = conn->peer_pid;
     memcpy(info->peer_uuid, conn->peer_uuid, sizeof info->peer_uuid);
     memcpy(info->transport, conn->transport, sizeof info->transport);

@@ -8,6 +8,7 @@
 #include "weft/endpoint.h"
 
 #include "lane.h"
+#include "list.h"
 #include "match.h"
 #include "op.h"
 #include "util.h"
@@ -48,10 +49,12 @@ struct weft__conn {
     uint64_t peer_window; /* eager bytes it accepts */
     struct weft__link *links[WEFT__MAX_LINKS];
     int nlinks, next_link;
+    uint64_t max_msg;                  /* the least of its nics: any of them can carry so much */
+    uint64_t part;                     /* of a transfer, that goes by one link at once */
     _Atomic(struct weft__lane *) home; /* of the only link of a conn that is up; else NULL */
     uint64_t notif_scan;               /* see weft__notif_pop */
 
-    struct weft__op *ops; /* all that are not done */
+    struct weft__list ops; /* all that are not done */
     struct weft__opq todo, recvq;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */
@@ -82,13 +85,18 @@ void weft__conn_reap(struct weft__endpoint *ep);
 void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
 void weft__conn_up(struct weft__conn *conn);
 /* A link has room again, which a cmd of either kind may have taken: for what waits of both. */
-void weft__conn_fill(struct weft__conn *conn);
+void weft__conn_refill(struct weft__conn *conn);
+static inline void weft__conn_fill(struct weft__conn *conn)
+{
+    if (conn->outq || conn->todo.head || conn->resend)
+        weft__conn_refill(conn);
+}
 /* Take a conn down and wait until nothing but its handle is left. No lock held. Before, and not longer
  * than until linger_until (0: not at all), the peer gets what it waits for. */
 void weft__conn_close(struct weft__conn *conn, uint64_t linger_until);
 void weft__link_shut(struct weft__link *link, int status);
 /* The transport reports, or has been made to. Endpoint lock held. */
-void weft__link_lost(struct weft__link *link, int status);
+void weft__link_lost(struct weft__link *link, int status, const char *why);
 void weft__link_closed(struct weft__link *link);
 /* Messages about links. 0, or a code that takes the conn down. */
 int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index);

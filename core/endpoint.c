@@ -11,7 +11,9 @@
 #include "notify.h"
 #include "op.h"
 #include "progress.h"
+#include "rail.h"
 #include "registry.h"
+#include "topology.h"
 #include "util.h"
 #include "weft/gpu.h"
 
@@ -36,7 +38,8 @@ static struct weft__endpoint *endpoint_new(void)
     pthread_condattr_setclock(&ep->monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&ep->lock, NULL);
     pthread_mutex_init(&ep->boot_lock, NULL);
-    ep->listen_fd = ep->boot_epoll = ep->spare_fd = -1;
+    ep->listener = WEFT_LISTENER_NONE;
+    ep->boot_epoll = -1;
     ep->accepts_tail = &ep->accepts;
     ep->notifs_tail = &ep->notifs;
     ep->pid = (uint32_t)getpid();
@@ -65,41 +68,34 @@ static void endpoint_free(struct weft__endpoint *ep)
     free(ep);
 }
 
-/* All lanes of one transport, or none. */
-static int open_lanes(struct weft__endpoint *ep, const struct weft_transport *transport,
-                      const char *fault, const char *bind_host)
+/* The last error says why. */
+static void leave_out(struct weft__endpoint *ep, const struct weft_transport *transport)
 {
-    int want = (int)weft_config_int("WEFT_LANES"), rc = 0, first = ep->nlanes;
-    for (int i = 0; rc == 0 && i < want; i++) {
-        if (ep->nlanes == WEFT__MAX_LANES)
-            rc = weft_fail(WEFT_ELIMIT, "more than %d nics in one endpoint", WEFT__MAX_LANES);
-        else
-            rc = weft__lane_open(ep, transport, i, fault, bind_host, &ep->lanes[ep->nlanes]);
-        if (rc == 0) {
-            ep->lanes[ep->nlanes]->index = ep->nlanes;
-            ep->nlanes++;
-        }
-    }
-    while (rc && ep->nlanes > first)
-        weft__lane_close(ep->lanes[--ep->nlanes]);
-    return rc;
+    weft_log(WEFT_LOG_INFO, "endpoint", "%s: not used: %s", transport->name, weft_last_error());
+    if (ep->nunused == WEFT__UNUSED)
+        return;
+    struct weft__unused *unused = &ep->unused[ep->nunused++];
+    unused->priority = transport->priority;
+    snprintf(unused->why, sizeof unused->why, "%s", weft_last_error());
 }
 
 /* With "auto" a transport that cannot be opened is left out; one that was named must open. */
-static int open_transports(struct weft__endpoint *ep, const char *policy, const char *fault)
+static int open_transports(struct weft__endpoint *ep, const char *policy, const char *near,
+                           const char *fault)
 {
     const struct weft_transport *wanted[WEFT__MAX_LANES];
     char host[64];
+    struct weft__rails_opts rails = {.near = near, .fault = fault, .bind_host = host};
     bool named = *policy && strcmp(policy, "auto");
     int n = weft__transport_select(policy, wanted, WEFT__MAX_LANES);
     weft__address_host(&ep->bound, host, sizeof host);
     for (int i = 0; i < n; i++) {
-        int rc = open_lanes(ep, wanted[i], fault, host);
+        rails.later = n - 1 - i;
+        int rc = weft__rails_open(ep, wanted[i], &rails);
         if (rc && named)
             return rc;
         if (rc)
-            weft_log(WEFT_LOG_INFO, "endpoint", "%s: not used: %s", wanted[i]->name,
-                     weft_last_error());
+            leave_out(ep, wanted[i]);
         else
             ep->transports[ep->ntransports++] = wanted[i];
     }
@@ -118,6 +114,7 @@ static void read_settings(struct weft__endpoint *ep)
     ep->window = (uint64_t)weft_config_int("WEFT_EAGER_WINDOW");
     ep->notif_limit = (uint64_t)weft_config_int("WEFT_NOTIFY_QUEUE");
     ep->chunk = (uint64_t)weft_config_int("WEFT_CHUNK");
+    ep->nic_adds = weft_config_int("WEFT_NIC_ADDS");
     int64_t eager = weft_config_int("WEFT_EAGER");
     for (int i = 0; i < ep->nlanes; i++) {
         int64_t most = (int64_t)ep->lanes[i]->nic->attr.max_send - WEFT__MSG_HEAD;
@@ -143,7 +140,11 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     if (rc)
         return rc;
     ep->passive = o->passive_accept;
-    rc = open_transports(ep, o->transport ? o->transport : weft_config_str("WEFT_TRANSPORT"),
+    const char *near = o->near ? o->near : weft_config_str("WEFT_NEAR");
+    rc = weft__near_check(near);
+    if (rc)
+        return rc;
+    rc = open_transports(ep, o->transport ? o->transport : weft_config_str("WEFT_TRANSPORT"), near,
                          o->fault ? o->fault : weft_config_str("WEFT_FAULT"));
     if (rc)
         return rc;

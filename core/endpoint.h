@@ -5,7 +5,7 @@
  * Locks, outermost first. A thread that holds one may take only those below it:
  *
  *   boot lock      (endpoint)  handshakes of conns that are not up yet       boot.c
- *   lane lock      (lane)      the nic, its links, their backlog and flight  lane.c
+ *   lane lock      (lane)      the nic, its links and their wrs              lane.c
  *   endpoint lock  (endpoint)  everything else: conns, ops, messages, mems
  *
  * lane.h says how work comes to a nic without its lock.
@@ -32,6 +32,8 @@ struct weft__reg;
 struct weft__waiter;
 struct weft_gpu_backend;
 
+#define WEFT__UNUSED 8
+
 struct weft__endpoint {
     weft_endpoint_t handle;
     uint8_t uuid[16];
@@ -42,9 +44,14 @@ struct weft__endpoint {
     const struct weft_gpu_backend *gpu;
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;
+    struct weft__unused {
+        int priority;
+        char why[160];
+    } unused[WEFT__UNUSED]; /* that auto left out: a sentence each, for who asks for a better path */
+    int nunused;
     struct weft__lane *lanes[WEFT__MAX_LANES];
     int nlanes;
-    char lane_why[256]; /* transports that were asked for and could not be opened */
+    int nkeys; /* lanes that have a key slot */
 
     /* boot lock */
     pthread_mutex_t boot_lock;
@@ -52,8 +59,8 @@ struct weft__endpoint {
     int nboots;
     int nguests;          /* handshakes that peers began and that are not over */
     _Atomic(int) booting; /* handshakes under way, read without the lock */
-    int listen_fd, boot_epoll;
-    int spare_fd;                      /* see hang_up */
+    struct weft_listener listener;
+    int boot_epoll;
     uint64_t refusals, refusal_logged; /* strangers without the secret; when that was logged */
     _Atomic(int) reapable;             /* passive conns that went down */
     struct weft__address bound;
@@ -83,6 +90,7 @@ struct weft__endpoint {
     uint64_t window; /* eager bytes this side accepts per conn */
     uint32_t eager;  /* longest message sent eagerly */
     uint64_t chunk;  /* of transfers over several links */
+    bool nic_adds; /* WEFT_NIC_ADDS */
 
     pthread_t threads[64];
     int nthreads;
@@ -94,5 +102,13 @@ struct weft__endpoint {
     _Atomic(uint64_t) changes;     /* and in other ways. Written under the lock. */
     _Atomic(uint64_t) events_seen; /* of both, by weft_endpoint_progress */
 };
+
+/* Kick every lane that has work queued. No lock held. */
+static inline void weft__kick_all(struct weft__endpoint *ep)
+{
+    for (int i = 0; i < ep->nlanes; i++)
+        if (atomic_load(&ep->lanes[i]->waiting))
+            weft__lane_kick(ep->lanes[i]);
+}
 
 #endif

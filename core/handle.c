@@ -2,9 +2,10 @@
 /*
  * Handles: 64-bit values that name objects without pointing at them.
  *
- * A slot's state holds the generation of the handle that is valid now and the number of calls
- * that are using the object. Slots are never unmapped, so a stale handle can be looked up safely;
- * generations start at a random value, so one from another process is not mistaken for ours.
+ * A slot's state holds the generation of the handle that is valid now, the kind of the object and
+ * the number of calls that are using it. Slots are never unmapped, so a stale handle can be looked
+ * up safely; generations start at a random value, so one from another process is not mistaken for
+ * ours.
  */
 #include "util.h"
 
@@ -16,13 +17,15 @@
 
 #define CHUNK 256
 #define CHUNKS 4096 /* a million objects a process */
+
+/* A slot's state: 32 bits generation, the shut bit, 4 bits kind, 27 bits users. */
 #define SHUT 0x80000000u
-#define USERS 0x7fffffffu
+#define KIND_SHIFT 27
+#define USERS ((1u << KIND_SHIFT) - 1)
 
 struct slot {
-    _Atomic(uint64_t) state; /* generation << 32 | shut bit | users */
-    _Atomic(void *) owner;   /* see weft__handle_peek */
-    _Atomic(enum weft__kind) kind;
+    _Atomic(uint64_t) state;
+    _Atomic(void *) owner; /* see weft__handle_peek */
     void *obj;
     uint32_t next_free;
 };
@@ -31,19 +34,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[CHUNKS];
 static uint32_t nslots, free_head = UINT32_MAX, free_tail = UINT32_MAX;
 
-uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generation)
+/* The state of a slot that is open and that nobody uses. */
+static uint64_t opened(uint32_t generation, enum weft__kind kind)
 {
-    return (uint64_t)kind << 60 | (uint64_t)slot << 32 | generation;
-}
-
-uint32_t weft__handle_slot(uint64_t handle)
-{
-    return (uint32_t)(handle >> 32) & 0x0fffffffu;
-}
-
-bool weft__handle_is(uint64_t handle, enum weft__kind kind)
-{
-    return handle >> 60 == (uint64_t)kind;
+    return (uint64_t)generation << 32 | (uint64_t)kind << KIND_SHIFT;
 }
 
 static struct slot *slot_at(uint32_t i)
@@ -53,6 +47,13 @@ static struct slot *slot_at(uint32_t i)
     /* pairs with the release in grow */
     struct slot *chunk = atomic_load_explicit(&chunks[i / CHUNK], memory_order_acquire);
     return chunk ? &chunk[i % CHUNK] : NULL;
+}
+
+/* That of a handle which was valid once. */
+static struct slot *slot_of(uint64_t handle)
+{
+    uint32_t i = weft__handle_slot(handle);
+    return &atomic_load_explicit(&chunks[i / CHUNK], memory_order_relaxed)[i % CHUNK];
 }
 
 /* Oldest free slot first, so that generations of one slot are used up slowly. */
@@ -100,21 +101,19 @@ uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
     if (free_head == UINT32_MAX)
         free_tail = UINT32_MAX;
     slot->obj = obj;
-    atomic_store_explicit(&slot->kind, kind, memory_order_relaxed);
     atomic_store_explicit(&slot->owner, owner, memory_order_relaxed);
     uint32_t generation = (uint32_t)(atomic_load(&slot->state) >> 32) + 1;
-    /* pairs with the acquire in get: obj and kind are there before the generation is */
-    atomic_store_explicit(&slot->state, (uint64_t)generation << 32, memory_order_release);
+    /* pairs with the acquire in get: obj is there before the generation is */
+    atomic_store_explicit(&slot->state, opened(generation, kind), memory_order_release);
     pthread_mutex_unlock(&lock);
     return weft__handle_make(kind, i, generation);
 }
 
 /* Is this state of the slot that of the open object which the handle names? The kind in the handle is
- * what its bearer says: the slot knows. It is as old as the state, or the state has changed. */
-static bool names(uint64_t handle, enum weft__kind kind, struct slot *slot, uint64_t state)
+ * what its bearer says: the slot knows. */
+static bool names(uint64_t handle, enum weft__kind kind, uint64_t state)
 {
-    return state >> 32 == (uint32_t)handle && !(state & SHUT) &&
-           atomic_load_explicit(&slot->kind, memory_order_relaxed) == kind;
+    return state >> KIND_SHIFT == ((uint64_t)(uint32_t)handle << (32 - KIND_SHIFT) | kind);
 }
 
 static const char *const kind_names[] = {"?", "endpoint", "conn", "mem", "op"};
@@ -124,7 +123,7 @@ void *weft__handle_get(uint64_t handle, enum weft__kind kind)
     struct slot *slot = slot_at(weft__handle_slot(handle));
     if (slot && weft__handle_is(handle, kind)) {
         uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
-        while (names(handle, kind, slot, state)) {
+        while (names(handle, kind, state)) {
             if (atomic_compare_exchange_weak_explicit(&slot->state, &state, state + 1,
                                                       memory_order_acquire, memory_order_acquire))
                 return slot->obj;
@@ -142,7 +141,7 @@ void *weft__handle_peek(uint64_t handle, enum weft__kind kind, const void *owner
         /* acquire: pairs with the release in open. The slot is the owner's: then the lock that the
          * caller holds keeps it as it is; or another's: then it is not looked at. */
         uint64_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
-        if (names(handle, kind, slot, state) &&
+        if (names(handle, kind, state) &&
             atomic_load_explicit(&slot->owner, memory_order_relaxed) == owner)
             return slot->obj;
     }
@@ -154,7 +153,7 @@ void *weft__handle_peek(uint64_t handle, enum weft__kind kind, const void *owner
 void weft__handle_put(uint64_t handle)
 {
     /* pairs with the acquire in drain: what the user did is seen by who frees */
-    atomic_fetch_sub_explicit(&slot_at(weft__handle_slot(handle))->state, 1, memory_order_release);
+    atomic_fetch_sub_explicit(&slot_of(handle)->state, 1, memory_order_release);
 }
 
 bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
@@ -163,7 +162,7 @@ bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
     if (!slot || !weft__handle_is(handle, kind))
         return false;
     uint64_t state = atomic_load(&slot->state);
-    while (names(handle, kind, slot, state))
+    while (names(handle, kind, state))
         if (atomic_compare_exchange_weak(&slot->state, &state, state | SHUT))
             return true;
     return false;
@@ -171,15 +170,14 @@ bool weft__handle_shut(uint64_t handle, enum weft__kind kind)
 
 static uint32_t users(uint64_t handle)
 {
-    return atomic_load_explicit(&slot_at(weft__handle_slot(handle))->state, memory_order_acquire) &
-           USERS;
+    return atomic_load_explicit(&slot_of(handle)->state, memory_order_acquire) & USERS;
 }
 
 static void recycle(uint64_t handle)
 {
     uint32_t i = weft__handle_slot(handle);
     uint64_t generation = (uint32_t)handle;
-    atomic_store(&slot_at(i)->state, generation << 32 | SHUT);
+    atomic_store(&slot_of(handle)->state, generation << 32 | SHUT);
     pthread_mutex_lock(&lock);
     give(i);
     pthread_mutex_unlock(&lock);

@@ -8,11 +8,13 @@
  *     OFFER (transport, links)       ---------->  opens its links
  *                                    <----------  LINKS (their addresses)
  *     opens its links, LINKS         ---------->
- *     both join their links (link_connect until done)
- *                                    <----------  READY
- *     up, DONE                       ---------->  up
+ *     both join their links (link_connect until done or refused)
+ *                                    <----------  READY (which it has joined)
+ *     up, DONE (which both have)     ---------->  up
  *
- * A side that cannot go on with a transport says NO with the reason; the active side then offers
+ * A link that one of them cannot open or join is closed at both ends, and the conn comes up with the
+ * others (join.c). The active side says READY, too, if it was refused one: so the peer does not wait.
+ * A side that has no link left of a transport says NO with the reason; the active side then offers
  * its next one. Every frame of an offer carries the number of the attempt, so that answers to an
  * attempt that was given up are known as such. REJECT ends it all. Endpoints that share a secret
  * prove it before the first HELLO: auth.c.
@@ -24,6 +26,7 @@
 #include "boot.h"
 #include "conn.h"
 #include "endpoint.h"
+#include "join.h"
 #include "lane.h"
 #include "mem.h"
 #include "progress.h"
@@ -35,6 +38,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define ALL_LINKS UINT32_MAX
 
 enum state { GREETING, OFFERED, JOINING, JOINED };
 
@@ -49,22 +54,6 @@ struct hello {
         uint8_t lanes;
     } transports[WEFT__MAX_LANES];
 };
-
-static int lanes_of(const struct weft__endpoint *ep, const char *transport)
-{
-    int n = 0;
-    for (int i = 0; i < ep->nlanes; i++)
-        n += !strcmp(ep->lanes[i]->transport->name, transport);
-    return n;
-}
-
-static struct weft__lane *lane_of(const struct weft__endpoint *ep, const char *transport, int nth)
-{
-    for (int i = 0; i < ep->nlanes; i++)
-        if (!strcmp(ep->lanes[i]->transport->name, transport) && ep->lanes[i]->nth == nth)
-            return ep->lanes[i];
-    return NULL;
-}
 
 /* --- HELLO -------------------------------------------------------------------------------------- */
 
@@ -81,7 +70,7 @@ static void send_hello(struct weft__boot *boot)
     weft__put_u8(&w, (uint8_t)ep->ntransports);
     for (int i = 0; i < ep->ntransports; i++) {
         weft__put_text(&w, ep->transports[i]->name);
-        weft__put_u8(&w, (uint8_t)lanes_of(ep, ep->transports[i]->name));
+        weft__put_u8(&w, (uint8_t)weft__lanes_of(ep, ep->transports[i]->name));
     }
     weft__boot_send(boot, WEFT__HELLO, body, (size_t)(w.at - body));
 }
@@ -138,8 +127,9 @@ void weft__handshake_reject(struct weft__boot *boot, int code, const char *text)
 static void add_reason(struct weft__boot *boot, const char *transport, const char *text)
 {
     size_t used = strlen(boot->reasons);
-    snprintf(boot->reasons + used, sizeof boot->reasons - used, "%s%s: %s", used ? "; " : "",
-             transport, text);
+    bool named = !strncmp(text, transport, strlen(transport));
+    snprintf(boot->reasons + used, sizeof boot->reasons - used, "%s%s%s%s", used ? "; " : "",
+             named ? "" : transport, named ? "" : ": ", text);
 }
 
 /* The transports both sides have, in the order of this side's policy. */
@@ -158,7 +148,7 @@ static int make_offers(struct weft__boot *boot, const struct hello *h)
         bool theirs = false;
         for (int j = 0; j < h->n; j++)
             theirs |= !strcmp(h->transports[j].name, wanted[i]->name) && h->transports[j].lanes;
-        if (!lanes_of(ep, wanted[i]->name))
+        if (!weft__lanes_of(ep, wanted[i]->name))
             add_reason(boot, wanted[i]->name, "not open on this side");
         else if (!theirs)
             add_reason(boot, wanted[i]->name, "the peer does not have it");
@@ -168,131 +158,6 @@ static int make_offers(struct weft__boot *boot, const struct hello *h)
             boot->offers[boot->noffers++] = wanted[i];
     }
     return 0;
-}
-
-/* --- links -------------------------------------------------------------------------------------- */
-
-/* The key of a link, if the endpoints share a secret; else *out is NULL. */
-static int link_key(const struct weft__boot *boot, const struct weft_transport *transport, int i,
-                    uint8_t key[WEFT_MAC], const uint8_t **out)
-{
-    bool secured = boot->auth.state == WEFT__AUTH_SEALED;
-    *out = secured ? key : NULL;
-    return secured
-               ? weft__auth_link_key(&boot->auth, transport->name, boot->attempt, (uint8_t)i, key)
-               : 0;
-}
-
-static int open_link(struct weft__boot *boot, const struct weft_transport *transport, int i)
-{
-    uint8_t key[WEFT_MAC];
-    struct weft__conn *conn = boot->conn;
-    struct weft__lane *lane = lane_of(boot->ep, transport->name, i);
-    struct weft__link *link = lane ? calloc(1, sizeof *link) : NULL;
-    if (!link)
-        return weft_fail(-ENOMEM, "no memory for a link");
-    link->lane = lane;
-    link->conn = conn;
-    link->index = i;
-    link->backlog_tail = &link->backlog;
-    struct weft_link_opts opts = {.role = boot->active ? WEFT_ROLE_ACTIVE : WEFT_ROLE_PASSIVE,
-                                  .peer = (struct sockaddr *)&conn->peer_addr.sa,
-                                  .peer_len = conn->peer_addr.len};
-    int rc = link_key(boot, transport, i, key, &opts.key);
-    weft__lane_lock(lane);
-    if (rc == 0)
-        rc = lane->nic->transport->ops->link_open(lane->nic, &opts, &link->tl);
-    if (rc == 0)
-        link->tl->user = link;
-    weft__lane_unlock(lane);
-    explicit_bzero(key, sizeof key);
-    if (rc) {
-        free(link);
-        return rc;
-    }
-    pthread_mutex_lock(&boot->ep->lock);
-    conn->links[conn->nlinks++] = link;
-    conn->links_open++;
-    bool down = conn->state == WEFT_CONN_DOWN; /* since we looked: closed by another thread */
-    if (down)
-        weft__link_shut(link, conn->status);
-    pthread_mutex_unlock(&boot->ep->lock);
-    boot->joined[i] = false;
-    weft__kick_all(boot->ep);
-    return down ? weft_fail(WEFT_ECLOSED, "the conn was closed during its handshake") : 0;
-}
-
-/* Open n links of a transport and append their addresses. */
-static int open_links(struct weft__boot *boot, const struct weft_transport *transport, int n,
-                      struct weft__writer *w)
-{
-    weft__put_u8(w, (uint8_t)n);
-    for (int i = 0; i < n; i++) {
-        int rc = open_link(boot, transport, i);
-        if (rc)
-            return rc;
-        struct weft__link *link = boot->conn->links[i];
-        uint8_t address[WEFT_LINK_ADDRESS_MAX];
-        weft__lane_lock(link->lane);
-        rc = link->tl
-                 ? link->lane->nic->transport->ops->link_address(link->tl, address, sizeof address)
-                 : WEFT_ELINK;
-        weft__lane_unlock(link->lane);
-        if (rc < 0)
-            return rc;
-        weft__put_u8(w, (uint8_t)link->lane->index);
-        weft__put_u16(w, (uint16_t)rc);
-        weft__put(w, address, (size_t)rc);
-    }
-    return w->bad ? weft_fail(-EMSGSIZE, "link addresses are too long") : 0;
-}
-
-/* Close the links of an attempt; the next step goes on when the lanes have done it. */
-static void drop_links(struct weft__boot *boot)
-{
-    pthread_mutex_lock(&boot->ep->lock);
-    for (int i = 0; i < boot->conn->nlinks; i++)
-        weft__link_shut(boot->conn->links[i], WEFT_ECANCELED);
-    pthread_mutex_unlock(&boot->ep->lock);
-    weft__kick_all(boot->ep);
-    boot->dropping = true;
-    boot->ready = false;
-}
-
-/* True when the links of the last attempt are gone. */
-static bool dropped(struct weft__boot *boot)
-{
-    struct weft__conn *conn = boot->conn;
-    if (!boot->dropping)
-        return true;
-    pthread_mutex_lock(&boot->ep->lock);
-    bool done = conn->links_open == 0;
-    for (int i = 0; done && i < conn->nlinks; i++) {
-        free(conn->links[i]);
-        conn->links[i] = NULL;
-    }
-    if (done)
-        conn->nlinks = 0;
-    pthread_mutex_unlock(&boot->ep->lock);
-    boot->dropping = !done;
-    return done;
-}
-
-static int read_links(struct weft__boot *boot, struct weft__reader *r)
-{
-    struct weft__conn *conn = boot->conn;
-    int n = weft__get_u8(r);
-    if (n < 1 || n > WEFT__MAX_LINKS || (!boot->active && n != conn->nlinks))
-        return WEFT_EPROTO;
-    for (int i = 0; i < n; i++) {
-        boot->peer_lane[i] = weft__get_u8(r);
-        uint16_t len = weft__get_u16(r);
-        if (len > WEFT_LINK_ADDRESS_MAX)
-            return WEFT_EPROTO;
-        boot->peer_addr_len[i] = len;
-        weft__get(r, boot->peer_addr[i], len);
-    }
-    return r->bad || r->at != r->end ? WEFT_EPROTO : n;
 }
 
 /* --- the active side's offers --------------------------------------------------------------------- */
@@ -309,7 +174,7 @@ static void offer(struct weft__boot *boot)
     struct weft__writer w = {body, body + sizeof body, false};
     const struct weft_transport *transport = boot->offers[boot->offer];
     weft__put_u8(&w, ++boot->attempt);
-    weft__put_u8(&w, (uint8_t)lanes_of(boot->ep, transport->name));
+    weft__put_u8(&w, (uint8_t)weft__lanes_of(boot->ep, transport->name));
     weft__put_text(&w, transport->name);
     boot->state = OFFERED;
     weft__boot_send(boot, WEFT__OFFER, body, (size_t)(w.at - body));
@@ -326,7 +191,7 @@ static void give_up(struct weft__boot *boot, const char *text, bool say, int cod
         return;
     if (boot->active)
         add_reason(boot, boot->offers[boot->offer]->name, reason);
-    drop_links(boot);
+    weft__join_drop(boot);
     boot->state = GREETING;
     boot->offer += boot->active;
     boot->next_offer = boot->active;
@@ -392,13 +257,13 @@ static void on_offer(struct weft__boot *boot, const uint8_t *body, size_t len)
         weft__boot_fail(boot, WEFT_EPROTO, "unexpected offer");
         return;
     }
-    if (!dropped(boot)) { /* keep it until the links of the last attempt are closed */
+    if (!weft__join_dropped(boot)) { /* keep it until the links of the last attempt are closed */
         boot->held_len = len < sizeof boot->held ? len : 0;
         memcpy(boot->held, body, boot->held_len);
         return;
     }
     boot->attempt = attempt;
-    int have = lanes_of(boot->ep, name);
+    int have = weft__lanes_of(boot->ep, name);
     if (have > WEFT__MAX_LINKS)
         have = WEFT__MAX_LINKS;
     uint8_t out[WEFT__FRAME_MAX - WEFT__FRAME_HEAD];
@@ -406,7 +271,8 @@ static void on_offer(struct weft__boot *boot, const uint8_t *body, size_t len)
     weft__put_u8(&w, attempt);
     int rc = have ? 0 : weft_fail(WEFT_ENODEV, "the peer does not have transport %s", name);
     if (rc == 0)
-        rc = open_links(boot, lane_of(boot->ep, name, 0)->transport, n < have ? n : have, &w);
+        rc = weft__join_open(boot, weft__lane_of(boot->ep, name, 0)->transport,
+                             n < have ? n : have, ALL_LINKS, &w);
     if (rc < 0) {
         give_up(boot, weft_last_error(), true, rc);
         return;
@@ -416,27 +282,87 @@ static void on_offer(struct weft__boot *boot, const uint8_t *body, size_t len)
     weft__boot_send(boot, WEFT__LINKS, out, (size_t)(w.at - out));
 }
 
+/* The active side's end of what the passive side has opened. Its links connect before the passive side can
+ * know of them: what that says first finds someone who listens, on transports where nothing waits. */
+static int answer_links(struct weft__boot *boot, int n, uint32_t which)
+{
+    uint8_t out[WEFT__FRAME_MAX - WEFT__FRAME_HEAD];
+    struct weft__writer w = {out, out + sizeof out, false};
+    weft__put_u8(&w, boot->attempt);
+    int rc = weft__join_open(boot, boot->offers[boot->offer], n, which, &w);
+    if (rc)
+        return rc;
+    weft__join_begin(boot, which);
+    weft__join_step(boot);
+    weft__boot_send(boot, WEFT__LINKS, out, (size_t)(w.at - out));
+    return 0;
+}
+
+/* Links that the attempt under way can have. */
+static int most_links(const struct weft__boot *boot)
+{
+    return boot->active ? weft__lanes_of(boot->ep, boot->offers[boot->offer]->name)
+                        : boot->conn->nlinks;
+}
+
 static void on_links(struct weft__boot *boot, struct weft__reader *r)
 {
-    int n = boot->state == OFFERED ? read_links(boot, r) : WEFT_EPROTO;
-    if (n < 0 || (boot->active && n > lanes_of(boot->ep, boot->offers[boot->offer]->name))) {
+    uint32_t theirs;
+    int n = boot->state == OFFERED ? weft__join_read(boot, r, &theirs) : WEFT_EPROTO;
+    if (n < 0 || n > most_links(boot) ||
+        (!boot->active && (n != boot->conn->nlinks || theirs & ~boot->join.open))) {
         weft__boot_fail(boot, WEFT_EPROTO, "malformed link addresses");
         return;
     }
-    if (boot->active) {
-        uint8_t out[WEFT__FRAME_MAX - WEFT__FRAME_HEAD];
-        struct weft__writer w = {out, out + sizeof out, false};
-        weft__put_u8(&w, boot->attempt);
-        int rc = open_links(boot, boot->offers[boot->offer], n, &w);
-        if (rc < 0) {
-            give_up(boot, weft_last_error(), true, rc);
-            return;
-        }
-        weft__boot_send(boot, WEFT__LINKS, out, (size_t)(w.at - out));
+    int rc = boot->active ? answer_links(boot, n, theirs) : 0;
+    if (rc < 0) {
+        give_up(boot, weft_last_error(), true, rc);
+        return;
     }
-    for (int i = 0; boot->fd >= 0 && i < n; i++)
-        boot->conn->links[i]->peer_lane = boot->peer_lane[i];
+    if (boot->fd < 0)
+        return;
+    if (!boot->active)
+        weft__join_begin(boot, theirs);
     boot->state = JOINING;
+}
+
+/* Which links the peer has joined, of those that it may have; the set is never empty. */
+static bool read_set(const struct weft__boot *boot, struct weft__reader *r, uint32_t most,
+                     uint32_t *which)
+{
+    *which = weft__get_u32(r);
+    return !r->bad && r->at == r->end && *which && !(*which & ~most) && boot->conn;
+}
+
+static void on_ready(struct weft__boot *boot, struct weft__reader *r)
+{
+    struct weft__join *join = &boot->join;
+    uint32_t most = (UINT32_C(1) << boot->conn->nlinks) - 1;
+    if (boot->state != JOINING && boot->state != JOINED)
+        return; /* of an attempt that this side has given up */
+    if (join->ready || !read_set(boot, r, most, &join->theirs)) {
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed list of joined links");
+        return;
+    }
+    join->ready = true;
+    weft__join_keep(boot, join->theirs, WEFT_ENOPATH, "the peer did not join it");
+    if (!join->wanted)
+        give_up(boot, join->why, true, join->code);
+}
+
+static void finish(struct weft__boot *boot);
+
+static void on_done(struct weft__boot *boot, struct weft__reader *r)
+{
+    uint32_t both;
+    if (boot->active || boot->state != JOINED)
+        return;
+    if (!read_set(boot, r, boot->join.joined, &both)) {
+        weft__boot_fail(boot, WEFT_EPROTO, "malformed list of joined links");
+        return;
+    }
+    weft__join_keep(boot, both, WEFT_ENOPATH, "the peer did not join it");
+    finish(boot);
 }
 
 static void on_no(struct weft__boot *boot, struct weft__reader *r)
@@ -461,8 +387,6 @@ static void on_reject(struct weft__boot *boot, struct weft__reader *r)
         weft__boot_fail(boot, code, "the peer refused: %s", text);
 }
 
-static void finish(struct weft__boot *boot);
-
 /* Frames that belong to an attempt; those of an earlier one are ignored. */
 static void on_attempt(struct weft__boot *boot, uint16_t type, const uint8_t *body, size_t len)
 {
@@ -479,11 +403,10 @@ static void on_attempt(struct weft__boot *boot, uint16_t type, const uint8_t *bo
         on_links(boot, &r);
         break;
     case WEFT__READY:
-        boot->ready = true;
+        on_ready(boot, &r);
         break;
     case WEFT__DONE:
-        if (!boot->active && boot->state == JOINED)
-            finish(boot);
+        on_done(boot, &r);
         break;
     case WEFT__NO:
         on_no(boot, &r);
@@ -497,7 +420,9 @@ void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t
 {
     struct hello h;
     bool expect_hello = boot->active ? !boot->conn->peer_pid : !boot->conn;
-    if (boot->kept) {
+    if (boot->kept && type == WEFT__REJECT) { /* of this side's last frame */
+        weft__boot_fail(boot, WEFT_EPEER, "the peer did not accept the end of the handshake");
+    } else if (boot->kept) {
         weft__boot_fail(boot, WEFT_EPROTO, "handshake frame %u after the handshake", type);
     } else if (type == WEFT__CHALLENGE && !boot->active && expect_hello) {
         weft__auth_unwanted(boot);
@@ -521,23 +446,6 @@ void weft__handshake_frame(struct weft__boot *boot, uint16_t type, const uint8_t
 
 /* --- joining and the end --------------------------------------------------------------------------- */
 
-/* 0 joined, WEFT_EAGAIN not yet, else a code. */
-static int join(struct weft__boot *boot, int i)
-{
-    struct weft__link *link = boot->conn->links[i];
-    int rc = weft_fail(WEFT_ELINK, "a link died while it was joined");
-    weft__lane_lock(link->lane);
-    pthread_mutex_lock(&boot->ep->lock);
-    bool closing = link->closing;
-    pthread_mutex_unlock(&boot->ep->lock);
-    if (link->tl && !closing)
-        rc = link->lane->nic->transport->ops->link_connect(link->tl, boot->peer_addr[i],
-                                                           boot->peer_addr_len[i]);
-    weft__lane_unlock(link->lane);
-    boot->joined[i] = rc == 0;
-    return rc;
-}
-
 static void announce(struct weft__conn *conn)
 {
     struct weft__endpoint *ep = conn->ep;
@@ -551,6 +459,25 @@ static void announce(struct weft__conn *conn)
     ep->naccepts++;
 }
 
+/* Why this path, why not all of it, and why no better one. */
+static void explain(const struct weft__boot *boot)
+{
+    struct weft__conn *conn = boot->conn;
+    const struct weft__endpoint *ep = boot->ep;
+    const struct weft__join *join = &boot->join;
+    char less[40] = "";
+    if (join->code)
+        snprintf(less, sizeof less, "; %d of %d links: ", __builtin_popcount(join->joined),
+                 conn->nlinks);
+    int n = snprintf(conn->why, sizeof conn->why, "%s%s%s%s%s",
+                     conn->same_host_path ? "the peer is on this host"
+                                          : "the best transport both have",
+                     less, join->code ? join->why : "", *boot->reasons ? "; " : "", boot->reasons);
+    for (int i = 0; i < ep->nunused && n < (int)sizeof conn->why; i++)
+        if (ep->unused[i].priority > conn->links[0]->lane->transport->priority)
+            n += snprintf(conn->why + n, sizeof conn->why - (size_t)n, "; %s", ep->unused[i].why);
+}
+
 static void finish(struct weft__boot *boot)
 {
     struct weft__conn *conn = boot->conn;
@@ -558,10 +485,7 @@ static void finish(struct weft__boot *boot)
     pthread_mutex_lock(&boot->ep->lock);
     if (conn->state == WEFT_CONN_CONNECTING) {
         conn->same_host_path = lane->transport->same_host;
-        snprintf(conn->why, sizeof conn->why, "%s%s%.200s",
-                 conn->same_host_path ? "the peer is on this host"
-                                      : "the best transport both have",
-                 *boot->reasons ? "; " : "", boot->reasons);
+        explain(boot);
         announce(conn);
         weft__conn_up(conn);
     }
@@ -569,23 +493,29 @@ static void finish(struct weft__boot *boot)
     weft__boot_end(boot, !lane->nic->attr.peer_death);
 }
 
+static void say_joined(struct weft__boot *boot, enum weft__frame type)
+{
+    uint8_t body[5];
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u8(&w, boot->attempt);
+    weft__put_u32(&w, boot->join.joined);
+    boot->join.refused = 0;
+    weft__boot_send(boot, (uint16_t)type, body, sizeof body);
+}
+
 static void join_all(struct weft__boot *boot)
 {
-    int n = boot->conn->nlinks;
-    for (int i = 0; i < n; i++) {
-        if (boot->joined[i])
-            continue;
-        int rc = join(boot, i);
-        if (rc == WEFT_EAGAIN)
-            return;
-        if (rc) {
-            give_up(boot, weft_last_error(), true, rc);
-            return;
-        }
+    struct weft__join *join = &boot->join;
+    if (!weft__join_step(boot))
+        return;
+    if (!join->joined) {
+        give_up(boot, join->why, true, join->code);
+        return;
     }
     boot->state = JOINED;
-    if (!boot->active)
-        weft__boot_send(boot, WEFT__READY, &boot->attempt, 1);
+    /* the active side says so if the peer may be waiting for a link that does not come */
+    if (!boot->active || (join->refused && !join->ready))
+        say_joined(boot, WEFT__READY);
 }
 
 void weft__handshake_begin(struct weft__boot *boot)
@@ -595,7 +525,7 @@ void weft__handshake_begin(struct weft__boot *boot)
 
 void weft__handshake_step(struct weft__boot *boot)
 {
-    if (!boot->conn || !dropped(boot))
+    if (!boot->conn || !weft__join_dropped(boot))
         return;
     if (boot->next_offer) {
         boot->next_offer = false;
@@ -608,10 +538,10 @@ void weft__handshake_step(struct weft__boot *boot)
     }
     if (boot->fd >= 0 && boot->state == JOINING)
         join_all(boot);
-    if (boot->fd >= 0 && boot->active && boot->state == JOINED && boot->ready) {
+    if (boot->fd >= 0 && boot->active && boot->state == JOINED && boot->join.ready) {
         snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s",
                  boot->offers[boot->offer]->name);
-        weft__boot_send(boot, WEFT__DONE, &boot->attempt, 1);
+        say_joined(boot, WEFT__DONE);
         if (boot->fd >= 0)
             finish(boot);
     }

@@ -21,36 +21,32 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define BATCH 32 /* cmds handed over, comps collected, in one call */
+#define BATCH 32      /* cmds handed over, comps collected, in one call */
+#define MSG_RESERVE 8 /* cmds of a link's depth that data leaves to messages */
 
-int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
-                    const char *fault, const char *bind_host, struct weft__lane **out)
+int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport,
+                    const char *device, int number, const char *fault, const char *bind_host,
+                    struct weft__lane **out)
 {
-    struct weft_device_info device;
-    int rc;
-    for (int j = 0;; j++) {
-        rc = weft_device_info(transport->name, j, &device);
-        if (rc)
-            return weft_fail(WEFT_ENODEV, "transport %s has no usable device%s%s", transport->name,
-                             j ? ": " : "", j ? device.reason : "");
-        if (device.usable)
-            break;
-    }
     struct weft__lane *lane = calloc(1, sizeof *lane);
     if (!lane)
         return weft_fail(-ENOMEM, "no memory for a nic");
-    struct weft_nic_opts opts = {.device = device.name, .bind_host = bind_host, .lane = nth};
-    rc = weft__nic_open(transport, fault, &opts, &lane->nic);
+    struct weft_nic_opts opts = {.device = device, .bind_host = bind_host, .lane = number};
+    int rc = weft__nic_open(transport, fault, &opts, &lane->nic);
     if (rc) {
         free(lane);
         return rc;
     }
     lane->endpoint = ep;
     lane->transport = transport;
-    lane->nth = nth;
+    lane->key_slot = -1;
+    lane->depth = lane->nic->attr.tx_depth;
+    lane->data_depth = lane->depth > 2 * MSG_RESERVE ? lane->depth - MSG_RESERVE : lane->depth;
+    snprintf(lane->device, sizeof lane->device, "%s", device);
     lane->queue_tail = &lane->queue;
     pthread_mutex_init(&lane->lock, NULL);
     *out = lane;
@@ -62,18 +58,6 @@ void weft__lane_close(struct weft__lane *lane)
     lane->nic->transport->ops->close(lane->nic);
     pthread_mutex_destroy(&lane->lock);
     free(lane);
-}
-
-void weft__lane_push(struct weft__lane *lane, struct weft__work *work)
-{
-    work->next = NULL;
-    *lane->queue_tail = work;
-    lane->queue_tail = &work->next;
-    lane->nqueued++;
-    /* sequentially consistent: ordered before the trylock in kick, and pairs with the loads of who
-     * has let go of the lane lock */
-    if (!lane->held && !atomic_load_explicit(&lane->waiting, memory_order_relaxed))
-        atomic_store(&lane->waiting, true);
 }
 
 /* All queued work, oldest first. Endpoint lock held. */
@@ -88,30 +72,24 @@ static struct weft__work *take(struct weft__lane *lane)
     return list;
 }
 
-/* --- flight list of a link: what the nic has and has not completed --------------------------- */
+/* --- the wrs of a link: first those that the nic has taken --------------------------------- */
 
-static void flight_add(struct weft__link *link, struct weft__wr *wr)
+static struct weft__wr *wr_at(const struct weft__list *at)
 {
-    wr->fprev = NULL;
-    wr->fnext = link->flight;
-    if (link->flight)
-        link->flight->fprev = wr;
-    link->flight = wr;
+    return WEFT__OF(at, struct weft__wr, in_link);
 }
 
-static void flight_remove(struct weft__link *link, struct weft__wr *wr)
+static void enqueue(struct weft__link *link, struct weft__wr *wr)
 {
-    if (wr->fprev)
-        wr->fprev->fnext = wr->fnext;
-    else
-        link->flight = wr->fnext;
-    if (wr->fnext)
-        wr->fnext->fprev = wr->fprev;
+    weft__list_push(&link->wrs, &wr->in_link);
+    if (link->unposted == &link->wrs)
+        link->unposted = &wr->in_link;
 }
 
-/* The wr is no longer the link's: give it to its owner. Endpoint lock held. */
+/* All cmds of a wr have ended: give it to its owner. Endpoint lock held. */
 static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
 {
+    weft__list_remove(&wr->in_link);
     wr->link->owned -= wr->ncmds;
     if (wr->kind == WEFT__WR_DATA)
         weft__stripe_done(wr, comp);
@@ -119,91 +97,95 @@ static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
         weft__msg_done(wr, comp);
 }
 
-static struct weft__wr *next_of(const struct weft__wr *wr)
+/* The next cmd can never be accepted: it and what follows in its run have failed. */
+static WEFT__APART void refuse(struct weft__link *link, int status)
 {
-    return (struct weft__wr *)wr->work.next;
-}
-
-static void leave_backlog(struct weft__link *link)
-{
-    link->backlog = next_of(link->backlog);
-    if (!link->backlog)
-        link->backlog_tail = &link->backlog;
-}
-
-/* The next cmd of the backlog can never be accepted: it and what follows in its run have failed. */
-static void refuse(struct weft__link *link, int status)
-{
-    struct weft__wr *wr = link->backlog;
+    struct weft__wr *wr = wr_at(link->unposted);
     uint8_t rest = (uint8_t)(wr->ncmds - wr->posted);
     struct weft_comp comp = {.link = link->tl, .op = wr->cmd.op, .status = status};
     pthread_mutex_lock(&link->lane->endpoint->lock);
-    leave_backlog(link);
+    link->unposted = link->unposted->next;
     for (uint32_t i = wr->posted; i < wr->ncmds && wr->kind == WEFT__WR_DATA; i++)
-        weft__stripe_failed(wr, i, status);
+        weft__stripe_failed(wr, i, status, NULL);
     link->owned -= rest;
     wr->ncmds = wr->posted;
     wr->left = (uint8_t)(wr->left - rest);
-    if (wr->left > 0)
-        flight_add(link, wr); /* the nic is at work on those before it */
-    else
+    if (wr->left == 0) /* else the nic is at work on those before it */
         wr_end(wr, &comp);
     pthread_mutex_unlock(&link->lane->endpoint->lock);
 }
 
-/* The first n cmds of a backlog, at most BATCH, as an array. One is handed over where it is. */
-static const struct weft_cmd *gather(const struct weft__link *link, struct weft_cmd cmds[BATCH],
-                                     int *n)
+/* The next n cmds of a link, at most BATCH, as an array. */
+static int gather(const struct weft__link *link, struct weft_cmd cmds[BATCH])
 {
-    const struct weft__wr *wr = link->backlog;
-    *n = 1;
-    if (!wr->work.next && wr->ncmds == 1)
-        return &wr->cmd;
-    for (*n = 0; wr && *n < BATCH; wr = next_of(wr)) {
-        for (uint32_t i = wr->posted; i < wr->ncmds && *n < BATCH; i++) {
-            struct weft_cmd *cmd = &cmds[(*n)++];
+    const struct weft__list *end = &link->wrs;
+    int n = 0;
+    for (const struct weft__list *at = link->unposted; at != end && n < BATCH; at = at->next) {
+        const struct weft__wr *wr = wr_at(at);
+        for (uint32_t i = wr->posted; i < wr->ncmds && n < BATCH; i++) {
+            struct weft_cmd *cmd = &cmds[n++];
             *cmd = wr->cmd;
             if (i > 0)
                 weft__stripe_cmd(wr, i, cmd);
-            cmd->flags |= wr->work.next || i + 1u < wr->ncmds ? WEFT_CMD_MORE : 0;
+            cmd->flags |= at->next != end || i + 1u < wr->ncmds ? WEFT_CMD_MORE : 0;
         }
     }
-    return cmds;
+    return n;
+}
+
+static int post(struct weft__link *link, const struct weft_cmd *cmds, int n)
+{
+    return link->tl->nic->transport->ops->post(link->tl, cmds, n);
 }
 
 /* The nic has taken so many cmds. */
 static void taken(struct weft__link *link, uint32_t n)
 {
     while (n > 0) {
-        struct weft__wr *wr = link->backlog;
+        struct weft__wr *wr = wr_at(link->unposted);
         uint32_t left = wr->ncmds - wr->posted;
         if (left > n) {
             wr->posted = (uint8_t)(wr->posted + n);
             return;
         }
         n -= left;
-        leave_backlog(link);
-        flight_add(link, wr);
+        link->unposted = link->unposted->next;
     }
 }
 
-/* Hand over as much of a link's backlog as the nic takes. True if nothing is left to hand over. */
-static bool flush(struct weft__link *link)
+static WEFT__APART int post_several(struct weft__link *link)
 {
-    struct weft_cmd array[BATCH];
-    while (link->backlog && link->tl) {
-        int n;
-        const struct weft_cmd *cmds = gather(link, array, &n);
-        int took = link->tl->nic->transport->ops->post(link->tl, cmds, n);
-        if (took < 0 && took == WEFT_ELINK)
-            return true; /* LINK_DOWN is on its way, and ends the backlog */
-        if (took < 0) {
-            refuse(link, took);
-            continue;
-        }
+    struct weft_cmd cmds[BATCH];
+    int n = gather(link, cmds), took = post(link, cmds, n);
+    if (took > 0)
         taken(link, (uint32_t)took);
-        if (took < n)
+    return took < 0 ? took : took == n;
+}
+
+/* Hand over the next cmds, one where it is. 1: the nic has taken them; 0: not all; or what it says of
+ * the first. */
+static int post_next(struct weft__link *link)
+{
+    const struct weft__wr *wr = wr_at(link->unposted);
+    if (wr->in_link.next != &link->wrs || wr->ncmds > 1)
+        return post_several(link);
+    int took = post(link, &wr->cmd, 1);
+    if (took > 0)
+        link->unposted = &link->wrs;
+    return took;
+}
+
+/* Hand over as much as the nic takes. True if nothing is left to hand over. */
+static inline bool flush(struct weft__link *link)
+{
+    while (link->unposted != &link->wrs && link->tl) {
+        int rc = post_next(link);
+        if (rc == 0)
             return false;
+        if (rc == WEFT_ELINK)
+            return true; /* LINK_DOWN is on its way, and ends them */
+        if (rc < 0)
+            refuse(link, rc);
     }
     return true;
 }
@@ -217,10 +199,9 @@ static void stall(struct weft__link *link)
     link->lane->stalled = link;
 }
 
-/* Hand over what was enqueued; NULL is allowed. */
-static void flush_or_stall(struct weft__link *link)
+static inline void flush_or_stall(struct weft__link *link)
 {
-    if (link && !flush(link))
+    if (!flush(link))
         stall(link);
 }
 
@@ -257,20 +238,13 @@ static void do_close(struct weft__link *link)
     }
     unstall(link);
     pthread_mutex_lock(&ep->lock);
-    struct weft__wr *wr = link->flight, *next;
-    for (; wr; wr = next) {
-        next = wr->fnext;
+    while (link->wrs.next != &link->wrs) {
+        struct weft__wr *wr = wr_at(link->wrs.next);
+        weft__list_remove(&wr->in_link);
         link->owned -= wr->ncmds;
         wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
     }
-    link->flight = NULL;
-    for (wr = link->backlog; wr; wr = next) {
-        next = next_of(wr);
-        link->owned -= wr->ncmds;
-        wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
-    }
-    link->backlog = NULL;
-    link->backlog_tail = &link->backlog;
+    link->unposted = &link->wrs;
     weft__link_closed(link);
     pthread_mutex_unlock(&ep->lock);
 }
@@ -304,34 +278,15 @@ static void do_retries(struct weft__lane *lane)
     }
 }
 
-static void enqueue(struct weft__wr *wr)
+/* What is not a cmd. */
+static WEFT__APART void do_other(struct weft__lane *lane, struct weft__work *work)
 {
-    struct weft__link *link = wr->link;
-    wr->work.next = NULL;
-    *link->backlog_tail = wr;
-    link->backlog_tail = (struct weft__wr **)&wr->work.next;
-}
-
-/* One piece of work. Returns the link that has cmds enqueued and not handed over: cmds of one
- * link in a row go to the nic together. */
-static struct weft__link *do_work(struct weft__lane *lane, struct weft__work *work,
-                                  struct weft__link *last)
-{
-    if (work->kind == WEFT__WORK_POST) {
-        struct weft__wr *wr = (struct weft__wr *)work;
-        if (last != wr->link)
-            flush_or_stall(last);
-        enqueue(wr);
-        return wr->link;
-    }
-    flush_or_stall(last);
     if (work->kind == WEFT__WORK_CLOSE) {
         do_close((struct weft__link *)work);
     } else if (!do_dereg(lane, work)) {
         work->next = lane->retry;
         lane->retry = work;
     }
-    return NULL;
 }
 
 static void note_bulk(struct weft__lane *lane)
@@ -341,16 +296,22 @@ static void note_bulk(struct weft__lane *lane)
         atomic_store_explicit(&lane->bulk, bulk, memory_order_relaxed);
 }
 
-/* Do work that was taken. Returns how much there was. */
+/* Do work that was taken: cmds of one link in a row go to the nic together. Returns how much there
+ * was. */
 static int run(struct weft__lane *lane, struct weft__work *list)
 {
-    struct weft__link *last = NULL;
     int n = 0;
     for (struct weft__work *next; list; list = next, n++) {
         next = list->next;
-        last = do_work(lane, list, last);
+        if (list->kind != WEFT__WORK_POST) {
+            do_other(lane, list);
+            continue;
+        }
+        struct weft__link *link = ((struct weft__wr *)list)->link;
+        enqueue(link, (struct weft__wr *)list);
+        if (!next || next->kind != WEFT__WORK_POST || ((struct weft__wr *)next)->link != link)
+            flush_or_stall(link);
     }
-    flush_or_stall(last);
     note_bulk(lane);
     return n;
 }
@@ -368,24 +329,26 @@ static int drain(struct weft__lane *lane)
     return n;
 }
 
+static void cmd_ended(const struct weft_comp *comp)
+{
+    uint32_t nth;
+    struct weft__wr *wr = weft__wr_of(comp->ctx, &nth);
+    if (comp->status < 0 && wr->kind == WEFT__WR_DATA)
+        weft__stripe_failed(wr, nth, comp->status, comp->data);
+    if (--wr->left == 0)
+        wr_end(wr, comp);
+}
+
 static void dispatch(struct weft__lane *lane, const struct weft_comp *comp)
 {
-    struct weft__link *link = comp->link->user;
-    if (comp->op == WEFT_OP_LINK_DOWN) {
-        weft__link_lost(link, comp->status);
+    if (comp->ctx) {
+        cmd_ended(comp);
+    } else if (comp->op == WEFT_OP_LINK_DOWN) {
+        weft__link_lost(comp->link->user, comp->status, comp->data);
     } else if (comp->op == WEFT_OP_RECV) {
-        weft__msg_arrived(link, comp->data, comp->len);
+        weft__msg_arrived(comp->link->user, comp->data, comp->len);
         if (lane->nic->attr.rx_scatter)
             lane->nic->transport->ops->rx_release(lane->nic, comp);
-    } else if (comp->ctx) {
-        uint32_t nth;
-        struct weft__wr *wr = weft__wr_of(comp->ctx, &nth);
-        if (comp->status < 0 && wr->kind == WEFT__WR_DATA)
-            weft__stripe_failed(wr, nth, comp->status);
-        if (--wr->left == 0) {
-            flight_remove(link, wr);
-            wr_end(wr, comp);
-        }
     } /* else: an immediate, which the endpoint does not use */
 }
 
@@ -395,12 +358,12 @@ static void lane_lost(struct weft__lane *lane, int status)
     if (lane->lost)
         return;
     lane->lost = status;
-    weft_log(WEFT_LOG_ERROR, lane->transport->name, "nic %d: lost: %s", lane->nth,
+    weft_log(WEFT_LOG_ERROR, lane->transport->name, "%s: lost: %s", lane->device,
              weft_last_error());
     for (struct weft__conn *conn = lane->endpoint->conns; conn; conn = conn->next)
         for (int i = 0; i < conn->nlinks; i++)
             if (conn->links[i]->lane == lane)
-                weft__link_lost(conn->links[i], status);
+                weft__link_lost(conn->links[i], status, NULL);
 }
 
 static int poll_once(struct weft__lane *lane)

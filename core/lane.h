@@ -11,10 +11,13 @@
 #define WEFT_CORE_LANE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "weft/transport.h"
+
+#include "list.h"
 
 struct weft__endpoint;
 struct weft__conn;
@@ -23,6 +26,9 @@ struct weft__msg;
 
 #define WEFT__MAX_LANES 16
 #define WEFT__MAX_LINKS 16 /* of one conn */
+/* Nics of an endpoint that make their own keys, since a remote has room for so many. Each of them has a
+ * slot there, which the peers of its links are told. */
+#define WEFT__KEYS 8
 
 enum weft__work_kind {
     WEFT__WORK_POST,  /* hand a cmd to a link */
@@ -48,8 +54,8 @@ enum weft__wr_kind {
 /* A cmd on its way, from fill to comp; or a run of cmds for short pieces of one op that follow each
  * other, which costs core little more than one. */
 struct weft__wr {
-    struct weft__work work;         /* first: in the lane's queue, then the link's backlog */
-    struct weft__wr *fprev, *fnext; /* in the link's flight list */
+    struct weft__work work;    /* first: in the lane's queue */
+    struct weft__list in_link; /* then in link->wrs */
     struct weft__link *link;
     enum weft__wr_kind kind;
     uint8_t ncmds;
@@ -83,10 +89,10 @@ struct weft__link {
     struct weft__lane *lane;
     struct weft__conn *conn;
     int index;     /* in conn->links, the same on both sides */
-    int peer_lane; /* index of the peer's nic among its lanes */
+    int peer_slot; /* of the peer's nic among the keys of a remote; -1: the nics take chosen keys */
     /* lane lock */
-    struct weft__wr *backlog, **backlog_tail;
-    struct weft__wr *flight;
+    struct weft__list wrs;       /* all that came and have not ended, oldest first */
+    struct weft__list *unposted; /* the first of them that the nic has not taken whole, or &wrs */
     struct weft__link *stalled_next;
     bool stalled; /* in lane->stalled */
     /* endpoint lock */
@@ -102,8 +108,11 @@ struct weft__lane {
     struct weft__endpoint *endpoint;
     const struct weft_transport *transport; /* inner one, for its name, under fault */
     struct weft_nic *nic;
-    int index; /* in endpoint->lanes */
-    int nth;   /* among the lanes of its transport */
+    char device[32];
+    int index;    /* in endpoint->lanes */
+    uint32_t depth, data_depth; /* cmds that a link may own, and those of them that carry data */
+    int key_slot; /* among the keys of a remote; -1: the nic takes the key that core chose */
+    int nth;      /* among the lanes of its transport */
     pthread_mutex_t lock;
     /* endpoint lock */
     struct weft__work *queue, **queue_tail;
@@ -113,16 +122,37 @@ struct weft__lane {
     _Atomic(bool) waiting;      /* there is work in the queue */
     _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
     _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
-    struct weft__link *stalled; /* links with a backlog the nic would not take */
+    struct weft__link *stalled; /* links with wrs that the nic would not take */
     struct weft__work *retry;   /* deregistrations that must wait */
     int lost;                   /* the nic failed: its code */
 };
 
-int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport, int nth,
-                    const char *fault, const char *bind_host, struct weft__lane **out);
+/* A link of a lane, not open yet. */
+static inline void weft__link_init(struct weft__link *link, struct weft__lane *lane)
+{
+    link->lane = lane;
+    link->peer_slot = lane->nic->attr.chosen_keys ? -1 : 0;
+    weft__list_init(&link->wrs);
+    link->unposted = &link->wrs;
+}
+
+/* Another nic of a device: `number` are open already. */
+int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport,
+                    const char *device, int number, const char *fault, const char *bind_host,
+                    struct weft__lane **out);
 void weft__lane_close(struct weft__lane *lane);
 /* Endpoint lock held; then, without it: kick. */
-void weft__lane_push(struct weft__lane *lane, struct weft__work *work);
+static inline void weft__lane_push(struct weft__lane *lane, struct weft__work *work)
+{
+    work->next = NULL;
+    *lane->queue_tail = work;
+    lane->queue_tail = &work->next;
+    lane->nqueued++;
+    /* sequentially consistent: ordered before the trylock in kick, and pairs with the loads of who
+     * has let go of the lane lock */
+    if (!lane->held && !atomic_load_explicit(&lane->waiting, memory_order_relaxed))
+        atomic_store(&lane->waiting, true);
+}
 /* No lane or endpoint lock held (another lane's lock may be). */
 void weft__lane_kick(struct weft__lane *lane);
 /* The endpoint lock for who is going to post to a conn, and with it, if it is free, the lock of the

@@ -9,6 +9,7 @@
 #include "weft/transport.h"
 
 #include "lane.h"
+#include "util.h"
 
 struct weft__endpoint;
 struct weft__op;
@@ -76,11 +77,52 @@ void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t 
 /* A remote, decoded. */
 struct weft__remote {
     uint64_t addr, len, key;
-    uint32_t keys[8];
+    uint32_t keys[WEFT__KEYS]; /* by key slot */
     uint32_t owner;
     uint32_t access;
 };
-int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *out);
+
+/*
+ * The 64 bytes, little-endian: u8 version, u8 access, u16 magic, u32 owner, u64 addr, u64 len,
+ * u64 key, u32 keys[8]. `key` is what nics with chosen keys go by; those that make their own have a
+ * slot each in `keys`, which the other end of a link is told in the handshake.
+ */
+#define WEFT__ALL_ACCESS (WEFT_READ | WEFT_WRITE | WEFT_ATOMIC)
+#define WEFT__REMOTE_VERSION 1u
+#define WEFT__REMOTE_MAGIC 0x7257u
+
+/* Why these bytes are no remote: a code and a sentence. */
+int weft__remote_refuse(const struct weft_remote *remote);
+
+/* In the path of every operation, so read at fixed places. This is all but the keys by slot. */
+static inline int weft__remote_check(const struct weft_remote *remote, struct weft__remote *out)
+{
+    const uint8_t *at = remote->bytes;
+    uint32_t head = weft__le32(at);
+    out->access = head >> 8 & 0xff;
+    out->owner = weft__le32(at + 4);
+    out->addr = weft__le64(at + 8);
+    out->len = weft__le64(at + 16);
+    out->key = weft__le64(at + 24);
+    bool known = (head & ~(WEFT__ALL_ACCESS << 8)) ==
+                 (WEFT__REMOTE_MAGIC << 16 | WEFT__REMOTE_VERSION);
+    return known && out->addr + out->len >= out->addr ? 0 : weft__remote_refuse(remote);
+}
+
+static inline void weft__remote_keys(const struct weft_remote *remote, uint32_t keys[WEFT__KEYS])
+{
+    _Static_assert(sizeof remote->bytes == 32 + WEFT__KEYS * sizeof *keys, "the layout above");
+    memcpy(keys, remote->bytes + 32, WEFT__KEYS * sizeof *keys);
+    for (int i = 0; i < WEFT__KEYS; i++)
+        keys[i] = le32toh(keys[i]);
+}
+
+static inline int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *out)
+{
+    weft__remote_keys(remote, out->keys);
+    return weft__remote_check(remote, out);
+}
+
 uint32_t weft__owner_id(const uint8_t uuid[16]);
 
 #endif

@@ -12,12 +12,10 @@
 #include "util.h"
 #include "weft/gpu.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ALL_ACCESS (WEFT_READ | WEFT_WRITE | WEFT_ATOMIC)
 
 /* WEFT_ACCESS_* of the transport interface are the same bits, so access passes through. */
 _Static_assert(WEFT_READ == WEFT_ACCESS_READ && WEFT_WRITE == WEFT_ACCESS_WRITE &&
@@ -205,7 +203,7 @@ int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
     int rc = weft__opts_copy(&o, sizeof o, opts, "weft_mem_opts");
     if (rc == 0)
         rc = check_range(addr, len);
-    if (rc == 0 && (o.access & ~ALL_ACCESS))
+    if (rc == 0 && (o.access & ~WEFT__ALL_ACCESS))
         rc = weft_fail(-EINVAL, "weft_mem_opts.access has unknown bits: 0x%x", o.access);
     if (rc == 0 && !mem)
         rc = weft_fail(-EINVAL, "weft_mem_reg: mem is NULL");
@@ -214,7 +212,7 @@ int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
     struct weft__endpoint *ep = weft__handle_get(endpoint, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    rc = mem_open(ep, addr, len, o.access ? o.access : ALL_ACCESS, mem);
+    rc = mem_open(ep, addr, len, o.access ? o.access : WEFT__ALL_ACCESS, mem);
     weft__handle_put(endpoint);
     return rc;
 }
@@ -310,14 +308,6 @@ int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *a
 
 /* --- remotes --------------------------------------------------------------------------------- */
 
-/*
- * The 64 bytes, little-endian: u8 version, u8 access, u16 magic, u32 owner, u64 addr, u64 len,
- * u64 key, u32 keys[8]. `key` is what nics with chosen keys go by; keys[i] belongs to nic i of
- * the owner where nics make their own.
- */
-#define REMOTE_VERSION 1
-#define REMOTE_MAGIC 0x7257u
-
 uint32_t weft__owner_id(const uint8_t uuid[16])
 {
     uint32_t id;
@@ -328,44 +318,25 @@ uint32_t weft__owner_id(const uint8_t uuid[16])
 static void encode(const struct weft__remote *r, struct weft_remote *out)
 {
     struct weft__writer w = {out->bytes, out->bytes + sizeof out->bytes, false};
-    weft__put_u8(&w, REMOTE_VERSION);
+    weft__put_u8(&w, WEFT__REMOTE_VERSION);
     weft__put_u8(&w, (uint8_t)r->access);
-    weft__put_u16(&w, REMOTE_MAGIC);
+    weft__put_u16(&w, WEFT__REMOTE_MAGIC);
     weft__put_u32(&w, r->owner);
     weft__put_u64(&w, r->addr);
     weft__put_u64(&w, r->len);
     weft__put_u64(&w, r->key);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < WEFT__KEYS; i++)
         weft__put_u32(&w, r->keys[i]);
 }
 
-/* In the path of every operation, so read at fixed places and not field by field. */
-int weft__remote_decode(const struct weft_remote *remote, struct weft__remote *out)
+int weft__remote_refuse(const struct weft_remote *remote)
 {
-    struct wire {
-        uint8_t version, access;
-        uint16_t magic;
-        uint32_t owner;
-        uint64_t addr, len, key;
-        uint32_t keys[8];
-    } wire;
-    _Static_assert(sizeof wire == sizeof *remote, "the struct is the layout above");
-    memcpy(&wire, remote, offsetof(struct wire, keys));
-    memcpy(out->keys, remote->bytes + offsetof(struct wire, keys), sizeof out->keys);
-    out->access = wire.access;
-    out->owner = le32toh(wire.owner);
-    out->addr = le64toh(wire.addr);
-    out->len = le64toh(wire.len);
-    out->key = le64toh(wire.key);
-    for (int i = 0; i < 8; i++)
-        out->keys[i] = le32toh(out->keys[i]);
-    if (le16toh(wire.magic) != REMOTE_MAGIC || out->access & ~ALL_ACCESS ||
-        out->addr + out->len < out->addr)
+    const uint8_t *at = remote->bytes;
+    uint64_t addr = weft__le64(at + 8), len = weft__le64(at + 16);
+    if (weft__le32(at) >> 16 != WEFT__REMOTE_MAGIC || at[1] & ~WEFT__ALL_ACCESS || addr + len < addr)
         return weft_fail(WEFT_EPROTO, "these 64 bytes are not a remote");
-    if (wire.version != REMOTE_VERSION)
-        return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u",
-                         wire.version, REMOTE_VERSION);
-    return 0;
+    return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u", at[0],
+                     WEFT__REMOTE_VERSION);
 }
 
 void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t len,
@@ -376,9 +347,9 @@ void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t 
                              .key = reg->key,
                              .access = reg->access,
                              .owner = weft__owner_id(reg->ep->uuid)};
-    for (int i = 0; i < reg->ep->nlanes && i < 8; i++)
-        if (!reg->ep->lanes[i]->nic->attr.chosen_keys)
-            r.keys[i] = (uint32_t)reg->on[i].handle.rkey;
+    for (int i = 0; i < reg->ep->nlanes; i++)
+        if (reg->ep->lanes[i]->key_slot >= 0)
+            r.keys[reg->ep->lanes[i]->key_slot] = (uint32_t)reg->on[i].handle.rkey;
     encode(&r, remote);
 }
 

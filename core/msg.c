@@ -169,7 +169,7 @@ static struct weft__link *pick(struct weft__conn *conn)
 {
     for (int i = 0; i < conn->nlinks; i++) {
         struct weft__link *link = conn->links[i];
-        if (link->up && link->owned < link->lane->nic->attr.tx_depth)
+        if (link->up && link->owned < link->lane->depth)
             return link;
     }
     return NULL;

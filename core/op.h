@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations: from weft_post (op.c) to the status read (wait.c). */
+/* Operations: from weft_post (post.c) to their end (op.c) and the status read (wait.c). */
 #ifndef WEFT_CORE_OP_H
 #define WEFT_CORE_OP_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "weft/endpoint.h"
+
+#include "lane.h"
+#include "list.h"
+#include "util.h"
 
 struct weft__arrival;
 struct weft__conn;
@@ -19,7 +24,7 @@ struct weft__piece {
     uint64_t len;
     uint64_t raddr;
     uint64_t rkey;         /* chosen key */
-    uint32_t rkeys[8];     /* provider keys by the peer's lane */
+    uint32_t rkeys[WEFT__KEYS]; /* of nics that make their own, by key slot */
     struct weft__reg *reg; /* local registration, or NULL */
 };
 
@@ -44,7 +49,14 @@ enum weft__op_where {
 struct weft__op {
     _Atomic(uint64_t) handle; /* 0: free. Memory of ops is never unmapped. */
     uint32_t slot, generation;
+    _Atomic(weft_endpoint_t) ep_handle;
+    struct weft__endpoint *ep;
+    struct weft__conn *conn;   /* NULL once done */
+    struct weft__list in_conn; /* conn->ops: not done */
+    enum weft__op_kind kind;
     _Atomic(bool) done;
+
+    /* from here to `one`, all begins as zero */
     bool detached; /* no one will ask for it */
     bool canceled;
     bool visited;    /* mark of abort_ops */
@@ -52,35 +64,28 @@ struct weft__op {
     bool has_notify; /* notify is sent after the data */
     bool large;      /* message goes by rendezvous */
     bool urgent;     /* a blocking caller waits for the peer to take the message */
-    struct weft__endpoint *ep;
-    _Atomic(weft_endpoint_t) ep_handle;
-    struct weft__conn *conn;      /* NULL once done */
-    struct weft__op *prev, *next; /* conn->ops: not done */
+    bool more;       /* the caller promised another operation at once */
     enum weft__op_where where;
-    enum weft__op_kind kind;
     int status;       /* 0: text says nothing */
     uint32_t pending; /* wrs, messages and deregistrations that have not ended */
     uint64_t total, bytes;
     struct weft__piece *pieces; /* pieces == &one, or allocated */
     size_t npieces, next_piece;
     uint64_t next_offset;
-    struct weft__piece one;
-    bool more; /* the caller promised another operation at once */
-
-    struct weft__op *qprev, *qnext; /* the queue that `where` names */
-    uint64_t value, *result;        /* ADD */
-    void *notify;                   /* copy, sent after the data */
-    size_t notify_len;
+    void *notify;            /* copy, sent after the data */
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;
     void *bounce;          /* contiguous copy of a message in too many pieces */
     struct weft__rec *rec; /* the message as the sender remembers it */
-
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
-    struct weft__arrival *arrival;       /* FETCH: the message it fetches */
-    struct weft__op *parent;             /* FETCH: the RECV it is for, or NULL */
 
-    struct weft__piece message; /* of bounce or notify */
+    struct weft__piece one;
+    struct weft__op *qprev, *qnext; /* the queue that `where` names; qnext: also the free ones */
+    uint64_t value, *result;        /* ADD */
+    size_t notify_len;
+    struct weft__arrival *arrival; /* FETCH: the message it fetches */
+    struct weft__op *parent;       /* FETCH: the RECV it is for, or NULL */
+    struct weft__piece message;    /* of bounce or notify */
     char text[160];
 };
 
@@ -101,11 +106,39 @@ void weft__op_pool_free(struct weft__endpoint *ep);
 /* End the temporary registrations of a large message; the op waits for that. */
 void weft__op_shut_regs(struct weft__op *op);
 
+#define WEFT__OP_CHUNK 64
+#define WEFT__OP_CHUNKS 65536 /* four million ops a process */
+extern _Atomic(struct weft__op *) weft__op_chunks[WEFT__OP_CHUNKS];
+
+/* Of a number of an op; NULL if there are not so many yet. No lock held. */
+static inline struct weft__op *weft__op_slot(uint32_t slot)
+{
+    if (slot / WEFT__OP_CHUNK >= WEFT__OP_CHUNKS)
+        return NULL;
+    /* pairs with the release in pool_grow */
+    struct weft__op *chunk = atomic_load_explicit(&weft__op_chunks[slot / WEFT__OP_CHUNK],
+                                                  memory_order_acquire);
+    return chunk ? &chunk[slot % WEFT__OP_CHUNK] : NULL;
+}
+
 /* The op of a handle, or NULL. No lock held. */
-struct weft__op *weft__op_at(weft_op_t handle);
+static inline struct weft__op *weft__op_at(weft_op_t handle)
+{
+    if (!weft__handle_is(handle, WEFT__OP))
+        return NULL;
+    struct weft__op *op = weft__op_slot(weft__handle_slot(handle));
+    return op && atomic_load_explicit(&op->handle, memory_order_acquire) == handle ? op : NULL;
+}
+
 /* Make the handle of an op that is done stale: true for one of several callers, who then owns the
  * op and gives it back with weft__op_retire. No lock needed. */
-bool weft__op_claim(struct weft__op *op, weft_op_t handle);
+static inline bool weft__op_claim(struct weft__op *op, weft_op_t handle)
+{
+    /* acquire: pairs with the release in finish, for those that saw it done */
+    return atomic_compare_exchange_strong_explicit(&op->handle, &handle, 0, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
 void weft__op_retire(struct weft__op *op);
 /* The op of a handle and its endpoint, which is kept alive until weft__handle_put(*ep_handle); NULL
  * and a sentence if there is none. No lock held; the op may be another one by the time there is. */

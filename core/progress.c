@@ -63,11 +63,8 @@ static bool concerns(const struct weft__waiter *w)
     return !w->op || w->ready(w->arg);
 }
 
-void weft__changed(struct weft__endpoint *ep)
+static WEFT__APART void tell_waiters(struct weft__endpoint *ep)
 {
-    /* one writer at a time: no need to pay for more */
-    uint64_t changes = atomic_load_explicit(&ep->changes, memory_order_relaxed);
-    atomic_store_explicit(&ep->changes, changes + 1, memory_order_relaxed);
     for (struct weft__waiter *w = ep->waiters; w; w = w->next)
         if (concerns(w))
             pthread_cond_signal(&w->wake);
@@ -75,11 +72,13 @@ void weft__changed(struct weft__endpoint *ep)
         weft__wake(ep);
 }
 
-void weft__kick_all(struct weft__endpoint *ep)
+void weft__changed(struct weft__endpoint *ep)
 {
-    for (int i = 0; i < ep->nlanes; i++)
-        if (atomic_load(&ep->lanes[i]->waiting))
-            weft__lane_kick(ep->lanes[i]);
+    /* one writer at a time: no need to pay for more */
+    uint64_t changes = atomic_load_explicit(&ep->changes, memory_order_relaxed);
+    atomic_store_explicit(&ep->changes, changes + 1, memory_order_relaxed);
+    if (ep->waiters || ep->leader)
+        tell_waiters(ep);
 }
 
 static int drive_boot(struct weft__endpoint *ep)

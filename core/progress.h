@@ -36,8 +36,6 @@ void weft__tell(struct weft__endpoint *ep);
 void weft__wake(struct weft__endpoint *ep);
 int weft__threads_start(struct weft__endpoint *ep, int n);
 void weft__threads_stop(struct weft__endpoint *ep);
-/* Kick every lane that has work queued. No lock held. */
-void weft__kick_all(struct weft__endpoint *ep);
 uint64_t weft__deadline(int timeout_ms);
 
 #endif

@@ -7,6 +7,7 @@
  * caller ever tests for NULL.
  */
 #include "registry.h"
+#include "rail.h"
 #include "weft/gpu.h"
 
 #include <dirent.h>
@@ -351,16 +352,20 @@ int weft_transport_info(int i, struct weft_transport_info *info)
 int weft_device_info(const char *transport, int j, struct weft_device_info *info)
 {
     const struct weft_transport *t = weft__transport_find(transport);
+    struct weft_device_info *list;
+    const char *near = weft_config_str("WEFT_NEAR");
+    char before[512]; /* of a call that ends well, the sentence stays that of an earlier one */
     if (!t)
         return WEFT_ENODEV;
-    struct weft_device_info *list = calloc((size_t)(j < 0 ? 0 : j) + 1, sizeof *list);
-    if (!list)
-        return weft_fail(-ENOMEM, "no memory for a list of devices");
-    int n = t->ops->probe(list, j + 1);
-    int rc = n < 0 ? n : j < 0 || j >= n ? -ENOENT : 0;
+    snprintf(before, sizeof before, "%s", weft_last_error());
+    int n = weft__devices(t, near, WEFT__MEASURE_ALL, &list);
+    if (n < 0)
+        return n;
+    int rc = j < 0 || j >= n ? -ENOENT : 0;
     if (rc == 0)
         *info = list[j];
     free(list);
+    weft_fail(0, "%s", before);
     return rc;
 }
 

@@ -26,7 +26,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MSG_RESERVE 8 /* cmds of a link's depth that data leaves to messages */
 #define RUN_BYTES                                                                                 \
     16384 /* of a run: with that, what a command costs core is little beside its bytes */
 
@@ -40,20 +39,13 @@ void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
     weft__pool_put(&ep->wrs, wr);
 }
 
-/* Cmds of data that a link may own. */
-static uint32_t depth_of(const struct weft__link *link)
-{
-    uint32_t depth = link->lane->nic->attr.tx_depth;
-    return depth > 2 * MSG_RESERVE ? depth - MSG_RESERVE : depth;
-}
-
 static bool has_room(const struct weft__link *link)
 {
-    return link->up && link->owned < depth_of(link);
+    return link->up && link->owned < link->lane->data_depth;
 }
 
 /* Next link with room, in turn. */
-static struct weft__link *pick(struct weft__conn *conn)
+static inline struct weft__link *pick(struct weft__conn *conn)
 {
     if (conn->nlinks == 1)
         return has_room(conn->links[0]) ? conn->links[0] : NULL;
@@ -69,11 +61,21 @@ static struct weft__link *pick(struct weft__conn *conn)
     return NULL;
 }
 
+/* The link for the next part of an op. Additions go by the first one that is up, and so meet at one nic
+ * of the target: there are nics whose additions are atomic only among themselves. */
+static struct weft__link *pick_for(struct weft__conn *conn, const struct weft__op *op)
+{
+    if (op->kind != WEFT__OP_ADD)
+        return pick(conn);
+    for (int i = 0; i < conn->nlinks; i++)
+        if (conn->links[i]->up)
+            return has_room(conn->links[i]) ? conn->links[i] : NULL;
+    return NULL;
+}
+
 static uint64_t key_for(const struct weft__link *link, const struct weft__piece *piece)
 {
-    if (link->lane->nic->attr.chosen_keys)
-        return piece->rkey;
-    return link->peer_lane < 8 ? piece->rkeys[link->peer_lane] : 0;
+    return link->peer_slot < 0 ? piece->rkey : piece->rkeys[link->peer_slot];
 }
 
 static void *mem_for(const struct weft__link *link, const struct weft__piece *piece)
@@ -82,9 +84,9 @@ static void *mem_for(const struct weft__link *link, const struct weft__piece *pi
 }
 
 /* Point a wr at a link: what depends on the nic is filled in here, also when it is sent again. */
-static void assign(struct weft__wr *wr, struct weft__link *link)
+static inline void assign(struct weft__wr *wr, const struct weft__piece *piece,
+                          struct weft__link *link)
 {
-    const struct weft__piece *piece = &wr->op->pieces[wr->piece];
     wr->link = link;
     wr->work.kind = WEFT__WORK_POST;
     wr->cmd.remote_key = key_for(link, piece);
@@ -111,21 +113,11 @@ static bool exhausted(const struct weft__op *op)
     return op->next_piece == op->npieces;
 }
 
+/* Between pieces: those of no bytes. */
 static void skip_empty(struct weft__op *op)
 {
-    while (!exhausted(op) && op->next_offset == op->pieces[op->next_piece].len) {
+    while (!exhausted(op) && op->next_offset == op->pieces[op->next_piece].len)
         op->next_piece++;
-        op->next_offset = 0;
-    }
-}
-
-static uint64_t cut(const struct weft__link *link, uint64_t left)
-{
-    struct weft__conn *conn = link->conn;
-    uint64_t most = link->lane->nic->attr.max_msg;
-    if (conn->nlinks > 1 && weft__conn_links_up(conn) > 1 && conn->ep->chunk < most)
-        most = conn->ep->chunk;
-    return left < most ? left : most;
 }
 
 static const uint8_t cmd_op[] = {[WEFT__OP_WRITE] = WEFT_OP_WRITE,
@@ -134,31 +126,32 @@ static const uint8_t cmd_op[] = {[WEFT__OP_WRITE] = WEFT_OP_WRITE,
                                  [WEFT__OP_FETCH] = WEFT_OP_READ};
 
 /* Short pieces that follow go along, as many as the link has room for. */
-static void extend(struct weft__wr *wr, struct weft__op *op, const struct weft__link *link)
+static WEFT__APART void extend(struct weft__wr *wr, struct weft__op *op,
+                               const struct weft__link *link)
 {
-    uint32_t most = depth_of(link) - link->owned;
-    uint64_t whole = cut(link, RUN_BYTES); /* a longer piece does not go as one cmd */
+    uint32_t most = link->lane->data_depth - link->owned;
+    /* a longer piece does not go as one cmd */
+    uint64_t whole = link->conn->part < RUN_BYTES ? link->conn->part : RUN_BYTES;
     if (most > WEFT__RUN)
         most = WEFT__RUN;
-    while (wr->ncmds < most && op->next_piece + 1 < op->npieces) {
-        uint64_t len = op->pieces[op->next_piece + 1].len;
+    while (wr->ncmds < most && !exhausted(op)) {
+        uint64_t len = op->pieces[op->next_piece].len;
         if (len == 0 || len > whole || wr->bytes + len > RUN_BYTES)
-            return;
+            break;
         wr->ncmds++;
         wr->bytes += len;
         op->next_piece++;
-        op->next_offset = len;
     }
+    skip_empty(op);
 }
 
-/* The next part of an op as a wr. NULL: no memory. */
-static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
+/* The next part of an op by a link. */
+static void send_part(struct weft__op *op, struct weft__wr *wr, struct weft__link *link)
 {
-    struct weft__wr *wr = weft__wr_new(op->ep);
-    if (!wr)
-        return NULL;
     const struct weft__piece *piece = &op->pieces[op->next_piece];
-    uint64_t n = cut(link, piece->len - op->next_offset);
+    uint64_t offset = op->next_offset, n = piece->len - offset;
+    if (n > link->conn->part)
+        n = link->conn->part;
     wr->kind = WEFT__WR_DATA;
     wr->op = op;
     wr->msg = NULL;
@@ -171,19 +164,22 @@ static struct weft__wr *next_wr(struct weft__op *op, struct weft__link *link)
     cmd->flags = op->more ? WEFT_CMD_MORE : 0;
     cmd->niov = 0;
     cmd->imm = 0;
-    cmd->remote_addr = piece->raddr + op->next_offset;
+    cmd->remote_addr = piece->raddr + offset;
     cmd->value = op->value;
     cmd->len = n;
     cmd->ctx = (uintptr_t)wr;
     /* as a number: an ADD has no memory, and NULL + 0 is undefined */
-    cmd->one.addr = (void *)((uintptr_t)piece->addr + op->next_offset);
+    cmd->one.addr = (void *)((uintptr_t)piece->addr + offset);
     cmd->one.len = n;
-    op->next_offset += n;
     op->pending++;
-    if (op->next_offset == piece->len && op->next_piece + 1 < op->npieces)
-        extend(wr, op, link);
-    skip_empty(op);
-    return wr;
+    op->next_offset = offset + n;
+    if (op->next_offset == piece->len) {
+        op->next_offset = 0;
+        op->next_piece++;
+        if (!exhausted(op))
+            extend(wr, op, link);
+    }
+    assign(wr, piece, link);
 }
 
 static uint64_t len_of(const struct weft__wr *wr, uint32_t nth)
@@ -220,8 +216,14 @@ static void resend(struct weft__conn *conn)
         conn->resend = (struct weft__wr *)wr->work.next;
         wr->cmd.flags = 0;
         conn->stats.cmds_resent += wr->ncmds;
-        assign(wr, link);
+        assign(wr, &wr->op->pieces[wr->piece], link);
     }
+}
+
+/* Peers may reach one word over different nics and transports, and the processor adds there, too. */
+static bool adds_itself(const struct weft__endpoint *ep, const struct weft_nic *nic)
+{
+    return nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64) && (nic->attr.add_global || ep->nic_adds);
 }
 
 void weft__stripe_fill(struct weft__conn *conn)
@@ -232,20 +234,19 @@ void weft__stripe_fill(struct weft__conn *conn)
     while (conn->todo.head) {
         struct weft__op *op = conn->todo.head;
         skip_empty(op);
-        struct weft__link *link = exhausted(op) ? NULL : pick(conn);
+        struct weft__link *link = exhausted(op) ? NULL : pick_for(conn, op);
         if (!link && !exhausted(op))
             return;
-        if (link && op->kind == WEFT__OP_ADD &&
-            !(link->lane->nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64))) {
+        if (link && op->kind == WEFT__OP_ADD && !adds_itself(conn->ep, link->lane->nic)) {
             /* the peer keeps answers for so many; added_arrived goes on */
             if (conn->nadds >= WEFT__WINDOW || add_by_message(op))
                 return; /* or the conn is down, and the op with it */
             continue;
         }
         if (link) {
-            struct weft__wr *wr = next_wr(op, link);
+            struct weft__wr *wr = weft__wr_new(op->ep);
             if (wr)
-                assign(wr, link);
+                send_part(op, wr, link);
             else
                 weft__op_fail(op, -ENOMEM, "no memory for a command");
         }
@@ -262,9 +263,9 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
     if (conn->state == WEFT_CONN_UP && !conn->todo.head && !conn->resend && op->npieces == 1 &&
         op->kind != WEFT__OP_ADD && op->total) {
         struct weft__link *link = pick(conn);
-        struct weft__wr *wr = link ? next_wr(op, link) : NULL;
+        struct weft__wr *wr = link ? weft__wr_new(op->ep) : NULL;
         if (wr) {
-            assign(wr, link);
+            send_part(op, wr, link);
             if (exhausted(op))
                 return;
         }
@@ -274,14 +275,14 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
 }
 
 /* What failed, as a sentence: of a list the piece, too. */
-static void describe(const struct weft__wr *wr, uint32_t nth, int status, char *text, size_t size)
+static void describe(const struct weft__wr *wr, uint32_t nth, const char *why, char *text,
+                     size_t size)
 {
     char piece[32] = "";
     if (wr->op->npieces > 1)
         snprintf(piece, sizeof piece, ", piece %zu", wr->piece + nth);
     snprintf(text, size, "%s of %llu bytes over %s%s: %s", weft_op_name(wr->cmd.op),
-             (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece,
-             weft_strerror(status));
+             (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece, why);
 }
 
 static void stop(struct weft__op *op)
@@ -290,11 +291,11 @@ static void stop(struct weft__op *op)
         weft__opq_remove(&op->conn->todo, op);
 }
 
-void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status)
+void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status, const char *why)
 {
     struct weft__op *op = wr->op;
     char text[sizeof op->text];
-    describe(wr, nth, status, text, sizeof text);
+    describe(wr, nth, why ? why : weft_strerror(status), text, sizeof text);
     weft__op_fail(op, status, text);
     stop(op);
     wr->bytes -= len_of(wr, nth);

@@ -20,7 +20,7 @@ void weft__stripe_fill(struct weft__conn *conn);
 /* The nth cmd of a run, made of the first one. Lane lock held, and no other. */
 void weft__stripe_cmd(const struct weft__wr *wr, uint32_t nth, struct weft_cmd *cmd);
 /* The nth cmd of a wr failed. */
-void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status);
+void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status, const char *why);
 /* All cmds of a wr have ended, the last one so. */
 void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp);
 /* The link of a wr is closed: keep it for another link, or end it. */

@@ -4,9 +4,15 @@
 #ifndef WEFT_UTIL_H
 #define WEFT_UTIL_H
 
+#include <endian.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "weft/transport.h"
+
+/* For what a small operation does not come by: kept out of its functions, which then have fewer
+ * registers to save. */
+#define WEFT__APART __attribute__((noinline))
 
 #define WEFT__ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
 
@@ -34,9 +40,20 @@ int weft__mac_load(void);
 enum weft__kind { WEFT__ENDPOINT = 1, WEFT__CONN, WEFT__MEM, WEFT__OP };
 
 /* 4 bits kind, 28 bits slot, 32 bits generation. */
-uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generation);
-uint32_t weft__handle_slot(uint64_t handle);
-bool weft__handle_is(uint64_t handle, enum weft__kind kind);
+static inline uint64_t weft__handle_make(enum weft__kind kind, uint32_t slot, uint32_t generation)
+{
+    return (uint64_t)kind << 60 | (uint64_t)slot << 32 | generation;
+}
+
+static inline uint32_t weft__handle_slot(uint64_t handle)
+{
+    return (uint32_t)(handle >> 32) & 0x0fffffffu;
+}
+
+static inline bool weft__handle_is(uint64_t handle, enum weft__kind kind)
+{
+    return handle >> 60 == (uint64_t)kind;
+}
 
 /* Give obj a handle; 0 when out of memory. owner: whose lock handle_shut is called under, if it
  * always is, for handle_peek; else NULL. */
@@ -82,6 +99,21 @@ uint32_t weft__get_u32(struct weft__reader *r);
 uint64_t weft__get_u64(struct weft__reader *r);
 /* Into a buffer of cap bytes, always terminated; bad if longer, or if it holds a zero byte. */
 void weft__get_text(struct weft__reader *r, char *text, size_t cap);
+
+/* Numbers at fixed places. */
+static inline uint32_t weft__le32(const uint8_t *at)
+{
+    uint32_t v;
+    memcpy(&v, at, sizeof v);
+    return le32toh(v);
+}
+
+static inline uint64_t weft__le64(const uint8_t *at)
+{
+    uint64_t v;
+    memcpy(&v, at, sizeof v);
+    return le64toh(v);
+}
 
 /* --- host.c -------------------------------------------------------------------------------- */
 

@@ -22,19 +22,21 @@ static void copy_status(const struct weft__op *op, struct weft_op_status *status
         memcpy(status->text, op->text, sizeof status->text);
 }
 
-/* If the op is done: its status, and the handle is gone. 1 done, 0 not yet, or WEFT_EHANDLE. */
-static int retire(struct weft__op *op, weft_op_t handle, struct weft_op_status *status,
-                  int *result)
+static bool is_done(struct weft__op *op, weft_op_t handle)
 {
-    /* pairs with the release in finish */
-    if (!atomic_load_explicit(&op->done, memory_order_acquire) && weft__op_at(handle) == op)
-        return 0;
+    /* acquire pairs with the release in finish. One that another thread has read is done, too. */
+    return atomic_load_explicit(&op->done, memory_order_acquire) || weft__op_at(handle) != op;
+}
+
+/* The result of an op that is done, and its handle is gone; or WEFT_EHANDLE. */
+static int read_result(struct weft__op *op, weft_op_t handle, struct weft_op_status *status)
+{
     if (!weft__op_claim(op, handle))
         return weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    *result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
+    int result = op->status ? weft_fail(op->status, "%s", op->text) : 0;
     copy_status(op, status);
     weft__op_retire(op);
-    return 1;
+    return result;
 }
 
 /* Drive the endpoint of an op. NULL: there is no such op. */
@@ -50,15 +52,25 @@ static struct weft__op *progress_for(weft_op_t handle)
     return op;
 }
 
+/* Of an op that was not done at first sight. */
+static WEFT__APART int poll_again(weft_op_t handle, struct weft_op_status *status)
+{
+    struct weft__op *op = progress_for(handle);
+    if (!op)
+        return WEFT_EHANDLE;
+    if (!is_done(op, handle))
+        return 0;
+    int result = read_result(op, handle, status);
+    return result ? result : 1;
+}
+
 int weft_op_poll(weft_op_t handle, struct weft_op_status *status)
 {
     struct weft__op *op = weft__op_at(handle);
     if (!op || !atomic_load_explicit(&op->done, memory_order_acquire))
-        op = progress_for(handle);
-    if (!op)
-        return WEFT_EHANDLE;
-    int result = 0, rc = retire(op, handle, status, &result);
-    return rc == 1 ? (result ? result : 1) : rc;
+        return poll_again(handle, status);
+    int result = read_result(op, handle, status);
+    return result ? result : 1;
 }
 
 struct op_wait {
@@ -78,14 +90,14 @@ static int wait_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t han
 {
     struct op_wait w = {op, handle};
     weft__wait_op(ep, op, op_ready, &w, weft__deadline(timeout_ms));
-    int result = 0, rc = retire(op, handle, status, &result);
+    bool done = is_done(op, handle);
+    int result = done ? read_result(op, handle, status) : WEFT_ETIMEOUT;
     weft__tell(ep); /* this thread may not be back soon */
-    if (rc == 0) {
-        if (status)
-            *status = (struct weft_op_status){.status = WEFT_EAGAIN};
-        return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
-    }
-    return rc < 0 ? rc : result;
+    if (done)
+        return result;
+    if (status)
+        *status = (struct weft_op_status){.status = WEFT_EAGAIN};
+    return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
 }
 
 int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status)

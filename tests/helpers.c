@@ -85,9 +85,14 @@ const char *test_fault(void)
 
 /* --- time ---------------------------------------------------------------------------------- */
 
+int test_deadline_ms(void)
+{
+    return atoi(test_env("WEFT_TEST_DEADLINE", "20000"));
+}
+
 uint64_t test_deadline(void)
 {
-    return weft_now() + TEST_DEADLINE_MS * 1000000ull;
+    return weft_now() + (uint64_t)TEST_DEADLINE_MS * 1000000u;
 }
 
 void test_sleep_ms(int ms)

@@ -34,9 +34,10 @@
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
 
-/* A wait that would hang fails after this. Far above what the slowest run (under a sanitizer, two
- * tests at once on one core) needs. */
-#define TEST_DEADLINE_MS 20000
+/* A wait that would hang fails after this many milliseconds: WEFT_TEST_DEADLINE. The default is far above
+ * what the slowest run (under a sanitizer, two tests at once on one core) needs. */
+#define TEST_DEADLINE_MS test_deadline_ms()
+int test_deadline_ms(void);
 
 /* --- failing ------------------------------------------------------------------------------- */
 

@@ -7,9 +7,9 @@
 #include <sys/wait.h>
 
 #include "lane.h"
+#include "meet.h"
 #include "registry.h"
 #include "util.h"
-#include "meet.h"
 
 /* Side B's agent is started by a launcher, which may have to queue for its hosts. */
 #define START_S "60"
@@ -142,6 +142,19 @@ static bool usable(const struct weft_transport *transport)
         weft_fail(WEFT_ENODEV, "%s", list[i].reason);
     }
     return false;
+}
+
+/* The run is about transports of which this machine has no device. */
+static bool must_skip(void)
+{
+    const struct weft_transport *list[WEFT__MAX_LANES];
+    const char *no_skip = test_env("WEFT_TEST_NO_SKIP", "");
+    int n = weft__transport_select(test_transport(), list, WEFT__MAX_LANES);
+    for (int i = 0; i < n; i++)
+        if (usable(list[i]))
+            return false;
+    printf("skipped: %s: %s\n", test_transport(), weft_last_error());
+    return n > 0 && strcmp(no_skip, "1") != 0;
 }
 
 /* One after the other, as far as they work here. */
@@ -313,14 +326,15 @@ static const char *meet_agent(const char *name)
     return nothing_common();
 }
 
-/* Those with two processes go to the front. Returns their number. */
-static size_t sort_out(struct CMUnitTest *cases, size_t n, CMFixtureFunction two_processes)
+/* Those with two processes, or those with one, go to the front. Returns their number. */
+static size_t sort_out(struct CMUnitTest *cases, size_t n, CMFixtureFunction two_processes,
+                       bool wanted)
 {
-    size_t pairs = 0;
+    size_t kept = 0;
     for (size_t i = 0; i < n; i++)
-        if (cases[i].setup_func == two_processes)
-            cases[pairs++] = cases[i];
-    return pairs;
+        if ((cases[i].setup_func == two_processes) == wanted)
+            cases[kept++] = cases[i];
+    return kept;
 }
 
 static int run_pairs(const char *name, const struct CMUnitTest *cases, size_t n)
@@ -337,18 +351,26 @@ int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
                     CMFixtureFunction two_processes)
 {
     const char *side = test_env("WEFT_TEST_SIDE", "");
+    if (!*side && must_skip())
+        return 77;
     cmocka_set_test_filter(test_env("WEFT_TEST_CASE", "*"));
+    cmocka_set_skip_filter(test_env("WEFT_TEST_CASE_NOT", ""));
     struct CMUnitTest *copy = malloc(n * sizeof *copy);
     CHECK(copy, "no memory for %zu cases", n);
     memcpy(copy, cases, n * sizeof *copy);
-    size_t pairs = sort_out(copy, n, two_processes);
+    bool one = !strcmp(side, "one");
+    size_t kept = sort_out(copy, n, two_processes, !one);
     int rc = 0;
     if (!*side)
         rc = _cmocka_run_group_tests(name, cases, n, NULL, NULL);
+    else if (one && kept)
+        rc = _cmocka_run_group_tests(name, copy, kept, NULL, NULL);
+    else if (one)
+        rc = 77; /* nothing to run: all cases have two */
     else if (!strcmp(side, "count"))
-        printf("%zu\n", pairs);
+        printf("%zu\n", kept);
     else if (!strcmp(side, "A"))
-        rc = run_pairs(name, copy, pairs);
+        rc = run_pairs(name, copy, kept);
     else if (!strcmp(side, "B"))
         rc = agent_main();
     else

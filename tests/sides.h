@@ -6,7 +6,8 @@
  * Spread, the same program runs twice. With WEFT_TEST_SIDE=A it runs the cases that have a process
  * for each side; with B it is the agent, which forks a fresh child for each of them, signals and
  * joins it when A asks, and ends when A ends. The two meet as meet.h says. With WEFT_TEST_SIDE=count
- * it prints how many cases there are to run on two hosts.
+ * it prints how many cases there are to run on two hosts; with WEFT_TEST_SIDE=one it runs the others,
+ * which need but one process.
  */
 #ifndef WEFT_TEST_SIDES_H
 #define WEFT_TEST_SIDES_H
@@ -42,7 +43,7 @@ bool test_same_host(void);
 const char *test_common_transport(void);
 
 /* What main returns. Cases with this setup have two processes: on two hosts only they run.
- * WEFT_TEST_CASE chooses among all. */
+ * WEFT_TEST_CASE chooses among all, WEFT_TEST_CASE_NOT leaves out. */
 int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
                     CMFixtureFunction two_processes);
 

@@ -3,6 +3,7 @@
 #include "info.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -96,15 +97,32 @@ int info_attrs(const char *transport, const char *device, struct info_attr *attr
     add_number(&list, "depth", a.tx_depth);
     add_flag(&list, "local reg", a.local_reg);
     add_flag(&list, "chosen keys", a.chosen_keys);
+    add_flag(&list, "adds atomic everywhere", a.add_global);
     add_flag(&list, "target polls", a.target_progress);
     add_flag(&list, "sees death", a.peer_death);
     add_flag(&list, "scatters", a.rx_scatter);
     return list.n;
 }
 
-const char *info_rate(uint64_t bits_per_s, char text[INFO_TEXT_MAX])
+static const char *distance_name(int distance)
 {
-    snprintf(text, INFO_TEXT_MAX, "%g Gbit/s", (double)bits_per_s / 1e9);
+    static const char *const names[] = {"same switch", "same root", "same node", "same socket",
+                                        "another socket"};
+    bool known = distance >= 0 && (size_t)distance < sizeof names / sizeof *names;
+    return known ? names[distance] : "unknown";
+}
+
+const char *info_device(const struct weft_device_info *d, char text[INFO_TEXT_MAX])
+{
+    char numa[32] = "", rate[32] = "", distance[32] = "";
+    if (d->numa >= 0)
+        snprintf(numa, sizeof numa, ", NUMA node %d", d->numa);
+    if (d->bits_per_s)
+        snprintf(rate, sizeof rate, ", %g Gbit/s", (double)d->bits_per_s / 1e9);
+    if (d->distance >= 0)
+        snprintf(distance, sizeof distance, ", %s", distance_name(d->distance));
+    snprintf(text, INFO_TEXT_MAX, "%s%s%s%s%s%s", d->summary, *d->pci ? ", " : "", d->pci, numa,
+             distance, rate);
     return text;
 }
 
@@ -143,6 +161,7 @@ static cJSON *attributes_json(const struct weft_nic_attr *a)
     cJSON_AddNumberToObject(o, "tx_depth", a->tx_depth);
     cJSON_AddBoolToObject(o, "local_reg", a->local_reg);
     cJSON_AddBoolToObject(o, "chosen_keys", a->chosen_keys);
+    cJSON_AddBoolToObject(o, "add_global", a->add_global);
     cJSON_AddBoolToObject(o, "target_progress", a->target_progress);
     cJSON_AddBoolToObject(o, "peer_death", a->peer_death);
     cJSON_AddBoolToObject(o, "rx_scatter", a->rx_scatter);
@@ -156,7 +175,7 @@ static cJSON *entry_json(const char *name, const char *summary, int usable, cons
     cJSON_AddStringToObject(o, "name", name);
     cJSON_AddStringToObject(o, "summary", summary);
     cJSON_AddBoolToObject(o, "usable", usable);
-    cJSON_AddStringToObject(o, "reason", usable ? "" : reason);
+    cJSON_AddStringToObject(o, "reason", reason);
     return o;
 }
 
@@ -166,10 +185,12 @@ static cJSON *devices_json(const char *transport)
     struct weft_device_info d;
     struct weft_nic_attr attr;
     for (int j = 0; weft_device_info(transport, j, &d) == 0; j++) {
-        cJSON *o = entry_json(d.name, d.summary, d.usable, d.reason);
+        cJSON *o = entry_json(d.name, d.summary, d.usable, d.rail ? "" : d.reason);
         cJSON_AddNumberToObject(o, "numa", d.numa);
         cJSON_AddStringToObject(o, "pci", d.pci);
         cJSON_AddNumberToObject(o, "bits_per_s", (double)d.bits_per_s);
+        cJSON_AddStringToObject(o, "distance", distance_name(d.distance));
+        cJSON_AddNumberToObject(o, "rail", d.rail);
         if (d.usable && weft_device_attr(transport, d.name, &attr) == 0)
             cJSON_AddItemToObject(o, "attributes", attributes_json(&attr));
         cJSON_AddItemToArray(list, o);
@@ -182,7 +203,7 @@ static cJSON *transports_json(void)
     cJSON *list = cJSON_CreateArray();
     struct weft_transport_info t;
     for (int i = 0; weft_transport_info(i, &t) == 0; i++) {
-        cJSON *o = entry_json(t.name, t.summary, t.usable, t.reason);
+        cJSON *o = entry_json(t.name, t.summary, t.usable, t.usable ? "" : t.reason);
         cJSON_AddNumberToObject(o, "priority", t.priority);
         cJSON_AddBoolToObject(o, "from_module", t.from_module);
         cJSON_AddItemToObject(o, "devices", devices_json(t.name));
@@ -191,12 +212,24 @@ static cJSON *transports_json(void)
     return list;
 }
 
+static cJSON *topology_json(void)
+{
+    cJSON *o = cJSON_CreateObject();
+    struct weft_topology_info t;
+    if (weft_topology_info(&t))
+        return o;
+    cJSON_AddBoolToObject(o, "known", t.known);
+    cJSON_AddStringToObject(o, "near", t.near);
+    cJSON_AddStringToObject(o, "reason", t.reason);
+    return o;
+}
+
 static cJSON *gpus_json(void)
 {
     cJSON *list = cJSON_CreateArray();
     struct weft_gpu_info g;
     for (int i = 0; weft_gpu_info(i, &g) == 0; i++) {
-        cJSON *o = entry_json(g.name, g.summary, g.usable, g.reason);
+        cJSON *o = entry_json(g.name, g.summary, g.usable, g.usable ? "" : g.reason);
         cJSON_AddNumberToObject(o, "ndevices", g.ndevices);
         cJSON_AddBoolToObject(o, "from_module", g.from_module);
         cJSON_AddItemToArray(list, o);
@@ -228,6 +261,7 @@ cJSON *info_json(void)
         return NULL;
     cJSON_AddStringToObject(all, "version", weft_version());
     cJSON_AddItemToObject(all, "transports", transports_json());
+    cJSON_AddItemToObject(all, "topology", topology_json());
     cJSON_AddItemToObject(all, "gpus", gpus_json());
     cJSON_AddItemToObject(all, "settings", config_json());
     return all;

@@ -8,7 +8,7 @@
 
 #include "weft.h"
 
-#define INFO_TEXT_MAX 160
+#define INFO_TEXT_MAX 256
 #define INFO_MAX_ATTRS 16
 
 /* One attribute of a device, for people. */
@@ -19,8 +19,8 @@ struct info_attr {
 
 /* Attributes of a device. Returns how many (at most INFO_MAX_ATTRS), or a code. */
 int info_attrs(const char *transport, const char *device, struct info_attr *list);
-/* "400 Gbit/s". Returns text. */
-const char *info_rate(uint64_t bits_per_s, char text[INFO_TEXT_MAX]);
+/* "summary, 0000:3b:00.0, NUMA node 0, same switch, 400 Gbit/s". Returns text. */
+const char *info_device(const struct weft_device_info *d, char text[INFO_TEXT_MAX]);
 /* "default", "environment", "program" */
 const char *info_source(enum weft_config_source source);
 /* Everything. NULL when out of memory. */

@@ -12,10 +12,12 @@
 
 /* Turns between looks at the clock, the stop flag and the control conn: some microseconds. */
 #define LOOK_EVERY 64
-/* Turns in a row in which nothing happened before the core is offered to others: longer than an
- * answer takes, so that a ping-pong keeps it, and so short that more spinning threads than cores
- * still get on (a turn takes from 50 ns, shared memory, to 1 us, sockets). */
+/* Turns in a row in which nothing happened between looks at the clock (a turn takes from 50 ns, shared
+ * memory, to 1 us, sockets), and for how long nothing has to happen before the core is offered to others
+ * at each look: longer than an answer takes, so that a ping-pong keeps it; who polls and has a core of
+ * its own loses its turn by a yield. More spinning threads than cores still get on. */
 #define YIELD_EVERY 64
+#define YIELD_AFTER_NS 500000
 /* With progress threads: how long one turn sleeps for an operation. */
 #define SLEEP_MS 1
 
@@ -276,9 +278,17 @@ static int look_around(struct perf_worker *w, uint64_t deadline)
     return 0;
 }
 
+/* An operation that is polled drives the endpoint. */
+static bool polls_one(const struct perf_worker *w)
+{
+    return w->run.test == PERF_SEND && !w->sleep_ms && w->recvs.done < w->recvs.posted;
+}
+
 /* Let bytes move. Returns how much happened, or -1. */
 static int turn(const struct perf_worker *w)
 {
+    if (polls_one(w))
+        return 0;
     bool asleep_elsewhere = w->sleep_ms && (perf_active(w) || w->run.test == PERF_SEND ||
                                             w->run.test == PERF_NOTIFY);
     if (asleep_elsewhere)
@@ -292,13 +302,32 @@ static int turn_behind(struct perf_worker *w)
     return w->behind.layout.bytes ? perf_behind_turn(w, !mine_done(w)) : 0;
 }
 
+struct idle {
+    uint32_t turns; /* in which nothing happened */
+    uint64_t since; /* about; 0: not looked */
+};
+
+static void offer_core(const struct perf_worker *w, struct idle *idle)
+{
+    if (w->args->progress_threads) {
+        sched_yield();
+    } else if (++idle->turns % YIELD_EVERY == 0) {
+        uint64_t now = now_ns();
+        if (!idle->since)
+            idle->since = now;
+        else if (now - idle->since >= YIELD_AFTER_NS)
+            sched_yield();
+    }
+}
+
 int perf_run_drive(struct perf_worker *w)
 {
     uint64_t deadline = now_ns() + (uint64_t)w->run.timeout_s * 1000000000;
-    uint32_t idle = 0;
+    struct idle idle = {0};
     for (uint32_t n = 1;; n++) {
         if (perf_active(w) && (turn_behind(w) || post_more(w)))
             return -1;
+        uint64_t ended = w->arrived + w->mine.done;
         int happened = turn(w);
         /* arrivals first: in a ping-pong the peer waits for the answer */
         if (happened < 0 || collect_arrivals(w) || collect_mine(w))
@@ -307,9 +336,10 @@ int perf_run_drive(struct perf_worker *w)
             return -1;
         if (all_done(w))
             return 0;
-        idle = happened ? 0 : idle + 1;
-        if (idle && (idle % YIELD_EVERY == 0 || w->args->progress_threads))
-            sched_yield();
+        if (happened || w->arrived + w->mine.done != ended)
+            idle = (struct idle){0};
+        else
+            offer_core(w, &idle);
     }
 }
 
@@ -389,6 +419,16 @@ static int prepare_theirs(struct perf_worker *w)
     return 0;
 }
 
+/* The nic does all that this side has to do: whoever polled would but take the processor from others. */
+static bool nic_serves(const struct perf_worker *w)
+{
+    struct weft_conn_info info;
+    struct weft_nic_attr attr;
+    bool one_sided = w->run.test == PERF_WRITE || w->run.test == PERF_READ;
+    return one_sided && !perf_active(w) && weft_conn_info(w->conns[0], &info) == 0 &&
+           weft_device_attr(info.transport, NULL, &attr) == 0 && !attr.target_progress;
+}
+
 int perf_run_prepare(struct perf_worker *w, const struct perf_run *run)
 {
     uint64_t other = ~run->seed; /* contents of the two directions differ */
@@ -399,7 +439,7 @@ int perf_run_prepare(struct perf_worker *w, const struct perf_run *run)
     w->peer_done = w->told_done = false;
     /* Both directions at once, or answers: sleeping for one would hold up the other. */
     bool one_way = !run->bidir && !run->pingpong;
-    w->sleep_ms = w->args->progress_threads && one_way ? SLEEP_MS : 0;
+    w->sleep_ms = one_way && (w->args->progress_threads || nic_serves(w)) ? SLEEP_MS : 0;
     perf_hist_clear(&w->hist);
     if (perf_behind_prepare(w))
         return -1;

@@ -24,8 +24,8 @@ static const char usage_text[] =
     "  -V, --version\n"
     "  -h, --help\n"
     "\n"
-    "Exit status: 0; 1 if no transport, or the secret, cannot be used; 2 if an argument is "
-    "wrong.\n";
+    "Exit status: 0; 1 if no transport, a setting or the secret cannot be used; 2 if an argument "
+    "is wrong.\n";
 
 enum { OPT_JSON = 256, OPT_SECRET_FILE };
 
@@ -55,12 +55,11 @@ static void print_devices(const char *transport, bool verbose)
     for (int j = 0; weft_device_info(transport, j, &d) == 0; j++) {
         if (!d.usable && !verbose)
             continue;
-        char rate[INFO_TEXT_MAX];
-        printf("    %-14s %s%s%s%s%s\n", d.name, d.summary, d.pci[0] ? ", " : "", d.pci,
-               d.bits_per_s ? ", " : "", d.bits_per_s ? info_rate(d.bits_per_s, rate) : "");
-        if (!d.usable)
-            printf("      not usable: %s\n", d.reason);
-        else if (verbose)
+        char text[INFO_TEXT_MAX];
+        printf("    %-14s %s\n", d.name, info_device(&d, text));
+        if (!d.rail)
+            printf("      not %s: %s\n", d.usable ? "used" : "usable", d.reason);
+        if (d.usable && verbose)
             print_attributes(transport, d.name);
     }
 }
@@ -84,6 +83,14 @@ static int print_transports(bool verbose)
     return usable;
 }
 
+static void print_topology(void)
+{
+    struct weft_topology_info t;
+    if (weft_topology_info(&t) == 0)
+        printf("distances\n  %s %s\n\n",
+               t.known ? "from" : "not known:", t.known ? t.near : t.reason);
+}
+
 static void print_gpus(bool verbose)
 {
     struct weft_gpu_info g;
@@ -96,6 +103,23 @@ static void print_gpus(bool verbose)
         else if (verbose)
             printf("    %d device%s\n", g.ndevices, g.ndevices == 1 ? "" : "s");
     }
+}
+
+/* Settings of the environment that no endpoint opens with, each told. Returns how many. */
+static int check_config(void)
+{
+    struct weft_config_item item;
+    int wrong = 0;
+    for (int i = 0; weft_config_get(i, &item) == 0; i++) {
+        if (item.source != WEFT_FROM_ENVIRONMENT)
+            continue;
+        if (weft_config_set(item.name, item.value)) {
+            message("no endpoint opens: %s", weft_last_error());
+            wrong++;
+        }
+        weft_config_set(item.name, NULL);
+    }
+    return wrong;
 }
 
 static void print_config(void)
@@ -135,6 +159,7 @@ static int print_text(bool config, bool verbose)
         printf("weft %s\n\n", weft_version());
         rc = print_transports(verbose) ? EXIT_OK : EXIT_FAILED;
         printf("\n");
+        print_topology();
         print_gpus(verbose);
     }
     errno = 0; /* ferror knows of an earlier failure only that there was one */
@@ -202,5 +227,6 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     if (secret_file && try_secret())
         return EXIT_FAILED;
-    return print_all(config, json, verbose);
+    int rc = print_all(config, json, verbose);
+    return check_config() > 0 ? EXIT_FAILED : rc;
 }

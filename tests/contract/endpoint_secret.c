@@ -311,7 +311,7 @@ struct relay {
 /* Who reads the bootstrap knows where a link listens and under which token. */
 static int intrude(const uint8_t *links, size_t len)
 {
-    struct weft__reader r = {links + 3, links + len, false}; /* attempt, how many, lane */
+    struct weft__reader r = {links + 4, links + len, false}; /* attempt, how many, open, key slot */
     size_t size = weft__get_u16(&r);
     const void *address = weft__get_span(&r, size);
     const struct weft_transport *transport = weft__transport_find(test_transport());

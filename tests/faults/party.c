@@ -22,6 +22,19 @@ static void serve(int fd, void *arg)
     }
 }
 
+bool party_must_skip(void)
+{
+    const char *name = test_env("WEFT_TEST_TRANSPORT", "auto");
+    struct weft_transport_info info;
+    for (int i = 0; weft_transport_info(i, &info) == 0; i++) {
+        if (strcmp(info.name, name) != 0 || info.usable)
+            continue;
+        printf("skipped: %s: %s\n", name, info.reason);
+        return true;
+    }
+    return false;
+}
+
 void party_fork(struct party *p)
 {
     *p = (struct party){0};

@@ -34,6 +34,8 @@ struct member {
 };
 typedef void member_fn(struct member *member, void *arg);
 
+/* True, and the reason is printed, if this machine has no device of the transport under test. */
+bool party_must_skip(void);
 /* Forks. The endpoint is opened by party_open. */
 void party_fork(struct party *p);
 void party_open(struct party *p);

@@ -199,6 +199,10 @@ static void put_links(struct fuzz_in *in, struct weft__writer *w)
     weft__put_u8(w, (uint8_t)fuzz_near(in, (uint64_t)n));
     for (int i = 0; i < n; i++) {
         uint16_t len = (uint16_t)fuzz_near(in, 8);
+        uint8_t open = (uint8_t)fuzz_near(in, 1);
+        weft__put_u8(w, open);
+        if (!open)
+            continue;
         weft__put_u8(w, (uint8_t)fuzz_near(in, (uint64_t)i));
         weft__put_u16(w, len);
         weft__put(w, address, len < sizeof address ? len : sizeof address);
@@ -234,6 +238,8 @@ static void put_body(struct peer *peer, uint8_t type, struct weft__writer *w)
         weft__put_u8(w, (uint8_t)fuzz_near(&peer->in, peer->attempt));
         if (type == WEFT__LINKS)
             put_links(&peer->in, w);
+        if (type == WEFT__READY || type == WEFT__DONE) /* which of two links */
+            weft__put_u32(w, (uint32_t)fuzz_near(&peer->in, 3));
         if (type == WEFT__NO || type == WEFT__REJECT)
             put_text(&peer->in, w);
         return;
@@ -269,7 +275,7 @@ static void say_frame(struct peer *peer, uint8_t type)
     size_t len = (size_t)(body.at - frame) - WEFT__FRAME_HEAD;
     struct weft__writer w = {frame, frame + WEFT__FRAME_HEAD, false};
     weft__put_u32(&w, MAGIC);
-    weft__put_u16(&w, (uint16_t)fuzz_near(&peer->in, 1));
+    weft__put_u16(&w, (uint16_t)fuzz_near(&peer->in, WEFT__BOOT_VERSION));
     weft__put_u16(&w, type);
     bool sealed = peer->auth.state == WEFT__AUTH_SEALED;
     weft__put_u32(&w, (uint32_t)fuzz_near(&peer->in, len + (sealed ? WEFT_MAC : 0)));
@@ -302,6 +308,7 @@ static void script(struct fuzz_in *in)
     stub_script.open_fails = what & 1 ? fuzz_u8(in) % 4 : 0;
     stub_script.connect_later = what & 2 ? fuzz_u8(in) % 3 : 0;
     stub_script.connect_result = results[what >> 2 & 3];
+    stub_script.connect_spared = what >> 4 & 3;
 }
 
 static void step(struct peer *peer, int *nth)

@@ -30,10 +30,9 @@ static void open_link(struct weft__conn *conn, struct weft__lane *lane)
     struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE};
     struct weft__link *link = calloc(1, sizeof *link);
     FUZZ_CHECK(link);
-    link->lane = lane;
+    weft__link_init(link, lane);
     link->conn = conn;
     link->index = conn->nlinks;
-    link->backlog_tail = &link->backlog;
     FUZZ_OK(lane->nic->transport->ops->link_open(lane->nic, &opts, &link->tl));
     link->tl->user = link;
     conn->links[conn->nlinks++] = link;

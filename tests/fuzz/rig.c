@@ -24,7 +24,9 @@ bool rig_untouched(const uint8_t *guarded, uint32_t len)
 void rig_open(struct rig *rig, const struct weft_transport *transport, uint32_t len,
               uint32_t max_recv)
 {
-    struct weft_nic_opts opts = {.device = transport->name};
+    struct weft_device_info device;
+    FUZZ_CHECK(transport->ops->probe(&device, 1) == 1);
+    struct weft_nic_opts opts = {.device = device.name};
     rig->ops = transport->ops;
     FUZZ_OK(rig->ops->open(&opts, &rig->nic));
     rig->max_recv = max_recv;

@@ -169,7 +169,7 @@ static int stub_probe(struct weft_device_info *list, int max)
     return 1;
 }
 
-static int open_as(const struct weft_transport *transport, int peer_death, struct weft_nic **out)
+static int open_as(const struct weft_transport *transport, struct weft_nic **out)
 {
     struct stub_nic *nic = calloc(1, sizeof *nic);
     FUZZ_CHECK(nic);
@@ -181,8 +181,8 @@ static int open_as(const struct weft_transport *transport, int peer_death, struc
         .mem_kinds = WEFT_MEM_HOST,
         .order = WEFT_ORDER_NONE,
         .done = WEFT_DONE_DELIVERED,
-        .chosen_keys = 1,
-        .peer_death = (uint8_t)peer_death,
+        .chosen_keys = transport == &weft_transport_stub,
+        .peer_death = transport == &weft_transport_stub,
         .max_send = STUB_MAX_SEND,
         .max_iov = STUB_MAX_IOV,
         .tx_depth = STUB_DEPTH,
@@ -198,13 +198,13 @@ static int open_as(const struct weft_transport *transport, int peer_death, struc
 static int stub_open(const struct weft_nic_opts *opts, struct weft_nic **nic)
 {
     (void)opts;
-    return open_as(&weft_transport_stub, 1, nic);
+    return open_as(&weft_transport_stub, nic);
 }
 
 static int stub2_open(const struct weft_nic_opts *opts, struct weft_nic **nic)
 {
     (void)opts;
-    return open_as(&weft_transport_stub2, 0, nic);
+    return open_as(&weft_transport_stub2, nic);
 }
 
 static void free_comps(struct stub_comp **list)
@@ -283,7 +283,7 @@ static int stub_link_connect(struct weft_link *base, const void *addr, size_t le
     memcpy(copy, addr, len);
     if (link->later++ < stub_script.connect_later)
         return WEFT_EAGAIN;
-    if (stub_script.connect_result)
+    if (stub_script.connect_result && stub_script.connect_spared-- <= 0)
         return weft_fail(stub_script.connect_result, "stub: link_connect was told to fail");
     return 0;
 }

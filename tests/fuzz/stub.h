@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two transports for fuzzing what is above a transport: `stub`, and `stub2`, which reaches peers on
- * this host only and does not notice their death. They move no byte: the target looks at the cmds
+ * this host only, does not notice their death, and makes its own keys. They move no byte: the target looks at the cmds
  * that core has posted, and makes the comps.
  *
  * What a transport may do with memory is done: payload is read when it is posted and when it ends,
@@ -22,6 +22,7 @@ struct stub_script {
     int open_fails;     /* link_open: so many calls from now, 0 never */
     int connect_later;  /* link_connect: WEFT_EAGAIN so many times */
     int connect_result; /* then this */
+    int connect_spared; /* but for the first so many calls that would give it, which go well */
     int accept_at_most; /* post: cmds of one call, less one; 0: all */
     int dereg_later;    /* mem_dereg: WEFT_EAGAIN so many times */
 };

@@ -12,7 +12,20 @@
 #include "util.h"
 #include "transports/fault/fault.h"
 
-/* What was accepted is in force, and read as a value within its bounds. */
+/* What a text of digits, with K to T behind them, stands for. */
+static int64_t number_of(const char *text)
+{
+    char *end;
+    int64_t value = strtoll(text, &end, 0);
+    for (const char *unit = *end ? "KMGT" : ""; *unit; unit++) {
+        value *= 1024;
+        if (*unit == *end)
+            break;
+    }
+    return value;
+}
+
+/* What was accepted is in force, and read as the number that it says. */
 static void fuzz_setting(int i, const char *text)
 {
     struct weft_config_item item;
@@ -23,7 +36,7 @@ static void fuzz_setting(int i, const char *text)
         FUZZ_CHECK(strcmp(weft_config_str(name), text) == 0);
         FUZZ_OK(weft__config_check());
         if (number)
-            FUZZ_OK(weft_config_int(name));
+            FUZZ_CHECK(weft_config_int(name) == number_of(text));
     } else {
         FUZZ_CHECK(*weft_last_error());
     }
@@ -64,7 +77,7 @@ static void fuzz_transports(const char *text)
 static void fuzz_fault(const char *text)
 {
     struct fault_plan plan;
-    if (fault_plan_parse(&plan, text))
+    if (fault_plan_parse(&plan, text, "a"))
         return;
     FUZZ_CHECK(plan.reorder <= FAULT_REORDER_MAX && plan.partial <= 90 && plan.fail_code <= 0);
     fault_plan_next(&plan, 5, 0);

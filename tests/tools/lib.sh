@@ -13,6 +13,15 @@ fail()
     exit 1
 }
 
+# need_device TRANSPORT: this machine has one, or the test is skipped
+need_device()
+{
+    "$WEFT_INFO" >"$work/info" || fail "weft_info exits with $?"
+    grep -Eq "^  $1 +yes" "$work/info" && return
+    echo "skipped: $(grep -EA1 "^  $1 +no" "$work/info" | tail -n 1)"
+    exit 77
+}
+
 # status N COMMAND...: it must exit with N. Output in $work/out and $work/cmd.err.
 status()
 {

@@ -94,12 +94,14 @@ static void join_links(struct bare_peer *peer, uint8_t *links, size_t len)
     CHECK(weft__get_u8(&r) == peer->links, "the endpoint has fewer links");
     weft__put_u8(&w, (uint8_t)peer->links);
     for (int i = 0; i < peer->links; i++) {
-        weft__get_u8(&r);
+        CHECK(weft__get_u8(&r) == 1, "the endpoint has not opened a link");
+        weft__get_u8(&r); /* slot of its keys */
         uint16_t size = weft__get_u16(&r);
         const uint8_t *address = weft__get_span(&r, size);
         CHECK(address && size == TCP_ADDRESS_SIZE, "a link's address is malformed");
         peer->fd[i] = join(address);
-        weft__put_u8(&w, (uint8_t)i);
+        weft__put_u8(&w, 1);
+        weft__put_u8(&w, 0xff);
         weft__put_u16(&w, sizeof mine);
         weft__put(&w, mine, sizeof mine);
     }
@@ -108,7 +110,13 @@ static void join_links(struct bare_peer *peer, uint8_t *links, size_t len)
 
 void bare_connect(struct bare_peer *peer, int port, int links)
 {
-    uint8_t body[WEFT__FRAME_MAX], offer[] = {1, (uint8_t)links, 3, 0, 't', 'c', 'p'}, attempt = 1;
+    bare_connect_by(peer, port, links, (uint8_t)((1 << links) - 1));
+}
+
+void bare_connect_by(struct bare_peer *peer, int port, int links, uint8_t which)
+{
+    uint8_t body[WEFT__FRAME_MAX], offer[] = {1, (uint8_t)links, 3, 0, 't', 'c', 'p'};
+    uint8_t done[5] = {1, which};
     *peer = (struct bare_peer){.boot = dial(port), .links = links};
     say_hello(peer);
     expect(peer, WEFT__HELLO, body, sizeof body);
@@ -116,7 +124,7 @@ void bare_connect(struct bare_peer *peer, int port, int links)
     size_t len = expect(peer, WEFT__LINKS, body, sizeof body);
     join_links(peer, body, len);
     expect(peer, WEFT__READY, body, sizeof body);
-    say(peer, WEFT__DONE, &attempt, 1);
+    say(peer, WEFT__DONE, done, sizeof done);
     close(peer->boot);
 }
 

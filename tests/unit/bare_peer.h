@@ -25,6 +25,8 @@ struct bare_peer {
 
 /* A conn to an endpoint that listens on this port of 127.0.0.1 and has the tcp transport. */
 void bare_connect(struct bare_peer *peer, int port, int links);
+/* The same; it says that these links were joined at both ends, as bits. */
+void bare_connect_by(struct bare_peer *peer, int port, int links, uint8_t which);
 void bare_close(struct bare_peer *peer);
 /* A frame on a link's socket, with payload. False: the endpoint has hung up. */
 bool bare_frame(struct bare_peer *peer, int link, struct tcp_frame frame, const void *payload);

@@ -98,7 +98,7 @@ static size_t hello(uint8_t *buf, const char *transport)
     weft__put_u8(&w, 1);
     weft__put_text(&w, transport);
     weft__put_u8(&w, 1);
-    return frame(buf, 1, HELLO, body, (uint32_t)(w.at - body));
+    return frame(buf, WEFT__BOOT_VERSION, HELLO, body, (uint32_t)(w.at - body));
 }
 
 static void garbage_is_hung_up_on(void **state)
@@ -117,7 +117,7 @@ static void broken_frames_are_hung_up_on(void **state)
     const uint16_t types[] = {0, OFFER, LINKS, READY, DONE, NO, 8, 0xffff};
     for (size_t i = 0; i < WEFT__ARRAY_LEN(types); i++) {
         int fd = dial();
-        size_t len = frame(buf, 1, types[i], "xxxxxxxx", 8);
+        size_t len = frame(buf, WEFT__BOOT_VERSION, types[i], "xxxxxxxx", 8);
         assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
         assert_true(hangs_up(fd));
     }
@@ -129,7 +129,7 @@ static void another_version_is_hung_up_on(void **state)
     (void)state;
     uint8_t buf[4096];
     int fd = dial();
-    size_t len = frame(buf, 2, HELLO, "x", 1);
+    size_t len = frame(buf, WEFT__BOOT_VERSION + 1, HELLO, "x", 1);
     assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
     assert_true(hangs_up(fd));
     still_serves();
@@ -139,7 +139,7 @@ static void an_absurd_length_is_hung_up_on(void **state)
 {
     (void)state;
     uint8_t buf[4096];
-    size_t len = frame(buf, 1, HELLO, "", 0);
+    size_t len = frame(buf, WEFT__BOOT_VERSION, HELLO, "", 0);
     memset(buf + 8, 0xff, 4);
     int fd = dial();
     assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
@@ -213,7 +213,7 @@ static void an_unknown_transport_is_declined(void **state)
         weft__put_u8(&w, attempt);
         weft__put_u8(&w, 1);
         weft__put_text(&w, "pigeon");
-        len = frame(buf, 1, OFFER, offer, (uint32_t)(w.at - offer));
+        len = frame(buf, WEFT__BOOT_VERSION, OFFER, offer, (uint32_t)(w.at - offer));
         assert_int_equal(send(fd, buf, len, MSG_NOSIGNAL), len);
         do {
             assert_int_equal(recv(fd, head, sizeof head, MSG_WAITALL), sizeof head);

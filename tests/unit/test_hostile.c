@@ -178,6 +178,34 @@ static void lost_links(void **state)
     goes_down(h, "protocol");
 }
 
+/* Fewer links than there could be are a conn, none and others are not. */
+static void joined_links(void **state)
+{
+    struct hostile *h = *state;
+    weft_conn_t conn;
+    static const uint8_t wrong[] = {0, 4, 7, 0x80};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        struct bare_peer peer;
+        bare_connect_by(&peer, weft_endpoint_port(h->server), 2, wrong[i]);
+        WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_accept(h->server, 50, &conn));
+        bare_close(&peer);
+    }
+    for (int i = 0; i < 2; i++) {
+        struct bare_peer peer;
+        struct weft__msg_head head = {.type = WEFT__MSG_EAGER, .stream = WEFT__STREAM_NOTIFY};
+        struct weft_notif notif;
+        bare_connect_by(&peer, weft_endpoint_port(h->server), 2, (uint8_t)(1 << i));
+        WEFT_OK(weft_endpoint_accept(h->server, T, &conn));
+        assert_int_equal(info_of(conn).links, 1);
+        assert_int_equal(info_of(conn).links_of, 2);
+        assert_true(bare_message(&peer, i, head, NULL, 0));
+        WEFT_OK(weft_endpoint_notif(h->server, T, &notif));
+        weft_notif_free(&notif);
+        WEFT_OK(weft_conn_close(conn));
+        bare_close(&peer);
+    }
+}
+
 /* --- fills what it can reach --------------------------------------------------------------------- */
 
 /* Notifications without a byte are not without cost. */
@@ -294,6 +322,7 @@ int main(void)
         HOSTILE(large_notifications),
         HOSTILE(counts),
         cmocka_unit_test_setup_teardown(lost_links, setup_links, teardown),
+        cmocka_unit_test_setup_teardown(joined_links, setup_links, teardown),
         HOSTILE(empty_notifications),
         HOSTILE(reads_that_are_not_taken),
         HOSTILE(the_grace_is_for_all),

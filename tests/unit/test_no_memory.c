@@ -135,7 +135,7 @@ static bool play(const char *transport, int n)
     }
     bool failed = atomic_exchange(&left, -1) < 0;
     uint64_t ms = (weft_now() - begin) / 1000000;
-    CHECK(ms < TEST_DEADLINE_MS, "without allocation %d a round took %" PRIu64 " ms", n, ms);
+    CHECK(ms < (uint64_t)TEST_DEADLINE_MS, "without allocation %d a round took %" PRIu64 " ms", n, ms);
     free(r);
     return failed;
 }

@@ -72,54 +72,34 @@ struct doors {
     int port[DOORS];
 };
 
-static bool is_ours(unsigned long inode)
+static void add_door(struct doors *doors, int fd)
 {
-    char want[64], link[64], path[300];
-    bool found = false;
-    snprintf(want, sizeof want, "socket:[%lu]", inode);
-    DIR *dir = opendir("/proc/self/fd");
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
-        ssize_t n = readlink(path, link, sizeof link - 1);
-        found |= n > 0 && (size_t)n == strlen(want) && !memcmp(link, want, (size_t)n);
-    }
-    closedir(dir);
-    return found;
-}
-
-/* Words of 32 bits, each in the host's byte order, in hexadecimal. */
-static void host_from(const char *hex, int family, char *text)
-{
-    uint32_t words[4] = {0};
-    for (int i = 0; i < (family == AF_INET ? 1 : 4); i++)
-        sscanf(hex + 8 * i, "%8x", &words[i]);
-    inet_ntop(family, words, text, INET6_ADDRSTRLEN);
+    struct sockaddr_storage at;
+    socklen_t len = sizeof at, size = sizeof(int);
+    int listens = 0;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) || !listens ||
+        getsockname(fd, (struct sockaddr *)&at, &len))
+        return;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)&at;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&at;
+    if (at.ss_family != AF_INET && at.ss_family != AF_INET6)
+        return;
+    assert_in_range(doors->n, 0, DOORS - 1);
+    inet_ntop(at.ss_family,
+              at.ss_family == AF_INET ? (const void *)&v4->sin_addr : (const void *)&v6->sin6_addr,
+              doors->host[doors->n], INET6_ADDRSTRLEN);
+    doors->port[doors->n++] = ntohs(at.ss_family == AF_INET ? v4->sin_port : v6->sin6_port);
 }
 
 /* Where this process listens, as the kernel has it. */
-static void read_doors(struct doors *doors, int family)
-{
-    char line[512], hex[40];
-    unsigned port, status;
-    unsigned long inode;
-    FILE *f = fopen(family == AF_INET ? "/proc/net/tcp" : "/proc/net/tcp6", "r");
-    while (f && fgets(line, sizeof line, f)) {
-        if (sscanf(line, " %*d: %39[0-9A-F]:%x %*[^ ] %x %*s %*s %*s %*d %*d %lu", hex, &port,
-                   &status, &inode) != 4 || status != 0x0a || !is_ours(inode))
-            continue;
-        assert_in_range(doors->n, 0, DOORS - 1);
-        host_from(hex, family, doors->host[doors->n]);
-        doors->port[doors->n++] = (int)port;
-    }
-    if (f)
-        fclose(f);
-}
-
 static struct doors all_doors(void)
 {
     struct doors doors = {0};
-    read_doors(&doors, AF_INET);
-    read_doors(&doors, AF_INET6);
+    DIR *dir = opendir("/proc/self/fd");
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (*e->d_name != '.')
+            add_door(&doors, atoi(e->d_name));
+    closedir(dir);
     return doors;
 }
 
@@ -186,6 +166,9 @@ static int dial(int port)
     return fd;
 }
 
+/* Who the machine does not let speak in time may make room for others, and comes again. */
+enum { TRIES = 10 };
+
 static void come_in(void)
 {
     weft_endpoint_t client;
@@ -193,7 +176,10 @@ static void come_in(void)
     uint8_t metadata[WEFT_METADATA_MAX];
     size_t len = (size_t)WEFT_OK(weft_endpoint_metadata(server, metadata, sizeof metadata));
     WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "tcp"), &client));
-    WEFT_OK(weft_endpoint_connect(client, metadata, len, NULL, &conn));
+    int rc = WEFT_EPEER;
+    for (int i = 0; i < TRIES && (rc == WEFT_EPEER || rc == WEFT_ENOPATH); i++)
+        rc = weft_endpoint_connect(client, metadata, len, NULL, &conn);
+    WEFT_OK(rc);
     WEFT_OK(weft_endpoint_accept(server, T, &other));
     WEFT_OK(weft_notify(conn, "hi", 2, T));
     struct weft_notif notif;

@@ -3,6 +3,7 @@
 #include "tcp_stranger.h"
 
 #include <netinet/in.h>
+#include <sys/resource.h>
 
 static void wrong_hellos_are_dropped(void **state)
 {
@@ -75,6 +76,26 @@ static void silent_callers_push_each_other_out(void **state)
 }
 
 /* The same socket twice, or other terms than the first one's. */
+/* Without descriptors the link's sockets can be neither accepted nor refused: the link says so. */
+static void no_descriptor_for_a_caller(void **state)
+{
+    struct stranger *s = *state;
+    struct rlimit limit, none;
+    int fd = stranger_dial(s);
+    getrlimit(RLIMIT_NOFILE, &limit);
+    none = limit;
+    none.rlim_cur = 3;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    int rc = stranger_finish_connect(s);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(rc, -EMFILE);
+    stranger_check_healthy(s);
+    s->pair.ops->link_close(s->link);
+    stranger_open_link(s);
+    close(fd);
+    stranger_join(s); /* another link has descriptors again */
+}
+
 static void a_second_hello_must_fit_the_first(void **state)
 {
     struct stranger *s = *state;
@@ -281,6 +302,8 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(half_a_hello_and_away, stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(silent_callers_push_each_other_out, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(no_descriptor_for_a_caller, stranger_setup,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_second_hello_must_fit_the_first, stranger_setup,
                                         stranger_teardown),

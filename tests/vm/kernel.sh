@@ -6,7 +6,7 @@
 # The distributions' kernels for clouds have neither 9p nor rdma_rxe; the generic ones have both.
 
 VM_PACKAGES=(qemu-system-x86_64:qemu-system-x86 busybox-static cpio:cpio modprobe:kmod xz:xz-utils
-    ip:iproute2)
+    ip:iproute2 rdma:iproute2)
 # The newest of these that the distribution offers.
 VM_KERNELS=(linux-image-6.12-amd64 linux-image-amd64)
 # In this order of need; those they need come by themselves.
@@ -34,15 +34,23 @@ vm_kernel_package()
     return 1
 }
 
+# Download the newest kernel into this folder.
+vm_download()
+{
+    local package
+    package=$(vm_kernel_package) || return 1
+    (cd "$1" && apt-get download -qq "$package") >&2
+}
+
 # Unpack the kernel at $vm_cache/root.
 vm_fetch_kernel()
 {
-    local package work
-    package=$(vm_kernel_package) || { vm_lacks "no kernel package is offered"; return 1; }
+    local work
     work=$(mktemp -d "$vm_cache/fetch.XXXXXX")
-    if ! (cd "$work" && apt-get download -qq "$package") >&2; then
+    # lists of packages that are old, or not there, name kernels that are not there either
+    if ! vm_download "$work" && ! { apt-get update -q >&2 && vm_download "$work"; }; then
         rm -rf "$work"
-        vm_lacks "cannot download $package"
+        vm_lacks "cannot download any of ${VM_KERNELS[*]}"
         return 1
     fi
     dpkg -x "$work"/linux-image-*.deb "$work/root" || return 1

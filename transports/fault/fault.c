@@ -91,7 +91,7 @@ static int fault_wrap(const struct weft_transport *inner, const char *spec,
     struct fault_nic *nic = calloc(1, sizeof *nic);
     if (!nic)
         return weft_fail(-ENOMEM, "fault: no memory for a nic");
-    int rc = fault_plan_parse(&nic->plan, spec);
+    int rc = fault_plan_parse(&nic->plan, spec, opts->device);
     if (nic->plan.cut_nic && nic->plan.cut_nic != (uint32_t)opts->lane + 1)
         nic->plan.cut = 0;
     if (!rc)

@@ -86,7 +86,7 @@ struct fault_nic {
 };
 
 /* fault_plan.c */
-int fault_plan_parse(struct fault_plan *plan, const char *spec);
+int fault_plan_parse(struct fault_plan *plan, const char *spec, const char *device);
 /* A number below n, which is not 0. */
 uint32_t fault_plan_pick(struct fault_plan *plan, uint32_t n);
 /* True in so many of a hundred cases. */

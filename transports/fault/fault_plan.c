@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define SPEC_MAX 512
+#define ON "on=" /* and the device for which the items that follow are */
 #define DELAY_MAX_US 10000000
 /* A post that is refused more often than not would make tests slow, always: endless. */
 #define PARTIAL_MAX 90
@@ -191,10 +192,11 @@ static int parse_item(struct fault_plan *plan, const char *text)
     return weft_fail(WEFT_ECONFIG, "fault: '%s' is unknown (transports/fault/README.md)", text);
 }
 
-int fault_plan_parse(struct fault_plan *plan, const char *spec)
+int fault_plan_parse(struct fault_plan *plan, const char *spec, const char *device)
 {
     char text[SPEC_MAX];
-    *plan = (struct fault_plan){0};
+    struct fault_plan other = {0}, *to = plan; /* other: what is meant for another device */
+    *plan = other;
     if (strlen(spec) >= sizeof text)
         return weft_fail(WEFT_ECONFIG, "fault: a spec of more than %d characters", SPEC_MAX - 1);
     snprintf(text, sizeof text, "%s", spec);
@@ -202,7 +204,10 @@ int fault_plan_parse(struct fault_plan *plan, const char *spec)
         char *comma = strchr(at, ',');
         if (comma)
             *comma = 0;
-        int rc = parse_item(plan, at);
+        bool on = !strncmp(at, ON, strlen(ON)) && at[strlen(ON)];
+        if (on)
+            to = strcmp(at + strlen(ON), device) ? &other : plan;
+        int rc = on ? 0 : parse_item(to, at);
         if (rc)
             return rc;
         at = comma ? comma + 1 : NULL;

@@ -61,6 +61,7 @@ static struct weft_nic_attr make_attr(uint64_t ring_size)
         .done = WEFT_DONE_DELIVERED,
         .imm_bits = 32,
         .chosen_keys = 1,
+        .add_global = 1,
         .target_progress = 1,
         .peer_death = 1,
         .max_inline = LOCAL_MAX_INLINE,
@@ -93,10 +94,10 @@ static int local_open(const struct weft_nic_opts *opts, struct weft_nic **out)
     nic->share = weft_config_int("WEFT_LOCAL_SHARE") != 0;
     nic->base = (struct weft_nic){.transport = &weft_transport_local,
                                   .attr = make_attr(nic->ring_size)};
-    nic->listener = (struct local_source){LOCAL_LISTENER, -1};
+    nic->listener = WEFT_LISTENER_NONE;
+    nic->listener_source = (struct local_source){LOCAL_LISTENER, -1};
     for (int i = 0; i < LOCAL_GUESTS; i++)
         nic->guests[i].source = (struct local_source){LOCAL_GUEST, -1};
-    nic->spare_fd = -1;
     nic->arena = malloc(LOCAL_ARENA);
     nic->epoll = epoll_create1(EPOLL_CLOEXEC);
     int rc = 0;
@@ -118,9 +119,7 @@ static void local_close(struct weft_nic *base)
     struct local_nic *nic = (struct local_nic *)base;
     for (int i = 0; i < LOCAL_GUESTS; i++)
         local_unwatch(nic, &nic->guests[i].source);
-    local_unwatch(nic, &nic->listener);
-    if (nic->spare_fd >= 0)
-        close(nic->spare_fd);
+    weft_listener_close(&nic->listener);
     if (nic->epoll >= 0)
         close(nic->epoll);
     local_mem_free_all(nic);

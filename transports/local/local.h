@@ -83,12 +83,12 @@ struct local_mem_table {
 struct local_nic {
     struct weft_nic base;
     int epoll;
-    struct local_source listener;
+    struct weft_listener listener;
+    struct local_source listener_source;
     struct local_id socket_id; /* names the listening socket */
     struct local_id boot_id;   /* of the running kernel; all zero if it cannot be told */
     struct local_mem_table mems;
     struct local_guest guests[LOCAL_GUESTS];
-    int spare_fd; /* see refuse_one */
     uint64_t guest_number;
     struct local_link *waiting; /* passive links that no hello has come for */
     struct local_link **active; /* links whose rings poll looks at */

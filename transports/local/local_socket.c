@@ -6,7 +6,6 @@
 #include "local.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -44,12 +43,16 @@ int local_listen(struct local_nic *nic)
         rc = make_socket(&fd);
     if (rc)
         return rc;
-    nic->listener.fd = fd;
     socklen_t len = make_name(&nic->socket_id, &name);
     if (bind(fd, (struct sockaddr *)&name, len) || listen(fd, BACKLOG))
-        return weft_fail(-errno, "local: cannot listen: %m");
-    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return local_watch(nic, &nic->listener);
+        rc = -errno;
+    else
+        rc = weft_listener_open(&nic->listener, fd, nic->epoll, &nic->listener_source);
+    if (rc) {
+        weft_fail(rc, "local: cannot listen: %m");
+        close(fd);
+    }
+    return rc;
 }
 
 int local_dial(const struct local_id *socket_id, int *out)
@@ -196,8 +199,7 @@ void local_unwatch(struct local_nic *nic, struct local_source *source)
         return;
     /* closing is not enough: a child of this process may hold the socket open */
     local_ignore(nic, source);
-    if (source->kind != LOCAL_LISTENER)
-        shutdown(source->fd, SHUT_RDWR);
+    shutdown(source->fd, SHUT_RDWR);
     close(source->fd);
     source->fd = -1;
 }
@@ -236,24 +238,9 @@ static uint8_t user_of(int fd)
                : weft_stranger_place(&cred.uid, sizeof cred.uid);
 }
 
-/* Out of descriptors: hang up on one caller with the spare, so that the listener does not stay
- * readable for ever, and the caller learns at once. */
-static void refuse_one(struct local_nic *nic)
-{
-    if (nic->spare_fd >= 0)
-        close(nic->spare_fd);
-    int fd = accept4(nic->listener.fd, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0)
-        close(fd);
-    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    weft_log(WEFT_LOG_WARN, "local", "listener: a caller was refused: out of descriptors");
-}
-
 static void accept_guest(struct local_nic *nic)
 {
-    int fd = accept4(nic->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-        refuse_one(nic);
+    int fd = weft_listener_accept(&nic->listener, NULL, "local");
     if (fd < 0)
         return;
     struct local_guest *guest = seat(nic);
@@ -267,6 +254,7 @@ static void accept_guest(struct local_nic *nic)
 void local_sockets_progress(struct local_nic *nic)
 {
     struct epoll_event event;
+    weft_listener_look(&nic->listener);
     /* one at a time: an event may close the source of another */
     for (int i = 0; i < EVENTS_PER_LOOK && epoll_wait(nic->epoll, &event, 1, 0) == 1; i++) {
         struct local_source *source = event.data.ptr;

@@ -60,6 +60,7 @@ static const struct weft_nic_attr tcp_attr = {
     .done = WEFT_DONE_DELIVERED,
     .imm_bits = 32,
     .chosen_keys = 1,
+    .add_global = 1,
     .target_progress = 1,
     .peer_death = 1,
     .max_inline = TCP_MAX_INLINE,
@@ -95,7 +96,7 @@ static struct tcp_nic *nic_new(void)
         return NULL;
     nic->base.transport = &weft_transport_tcp;
     nic->base.attr = tcp_attr;
-    nic->listener = TCP_LISTENER;
+    nic->listener_source = TCP_LISTENER;
     nic->timer = TCP_TIMER;
     nic->ready_tail = &nic->ready;
     nic->parked_tail = &nic->parked;
@@ -464,6 +465,7 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     struct tcp_poll poll = {.nic = nic, .comps = comps, .max = max, .budget = POLL_BYTES};
     nic->polls++;
     take_back_bufs(nic);
+    weft_listener_look(&nic->listener);
     look_at_clock(nic);
     hand_out(&poll);
     run_ready(nic, POLL_BYTES / 2);

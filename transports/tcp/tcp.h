@@ -216,8 +216,9 @@ struct tcp_half {
 
 struct tcp_nic {
     struct weft_nic base;
-    enum tcp_source listener, timer; /* what epoll reports for the two */
-    int epoll_fd, listen_fd, timer_fd, spare_fd;
+    enum tcp_source listener_source, timer; /* what epoll reports for the two */
+    struct weft_listener listener;
+    int epoll_fd, timer_fd;
     struct sockaddr_storage bound;
     uint64_t polls;      /* number of the current poll */
     uint64_t short_poll; /* in which there last was a short operation, of this side or a peer */

@@ -8,7 +8,6 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <linux/tcp.h>
 #include <netdb.h>
 #include <stdlib.h>
@@ -90,12 +89,10 @@ int tcp_listen(struct tcp_nic *nic, const char *host)
         rc = weft_fail(-errno, "tcp: cannot listen on %s: %m", host ? host : "127.0.0.1");
         goto err_close;
     }
-    rc = tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, &nic->listener);
-    if (rc < 0)
-        goto err_close;
-    nic->listen_fd = fd;
-    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return 0;
+    rc = weft_listener_open(&nic->listener, fd, nic->epoll_fd, &nic->listener_source);
+    if (rc == 0)
+        return 0;
+    weft_fail(rc, "tcp: cannot watch the listener: %m");
 err_close:
     close(fd);
     return rc;
@@ -122,9 +119,7 @@ void tcp_unlisten(struct tcp_nic *nic)
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         if (nic->half[i].fd >= 0)
             half_drop(nic, &nic->half[i]);
-    close(nic->listen_fd);
-    if (nic->spare_fd >= 0)
-        close(nic->spare_fd);
+    weft_listener_close(&nic->listener);
 }
 
 /* --- accepted sockets that have not said hello ------------------------------------------------- */
@@ -155,29 +150,22 @@ void tcp_half_expire(struct tcp_nic *nic)
             half_drop(nic, &nic->half[i]);
 }
 
-/* Out of descriptors: refuse one caller with the spare, so that the listener does not stay
- * readable for ever. */
-static void refuse_one(struct tcp_nic *nic)
+/* Their callers cannot be accepted, and not even refused: the peer would wait for nothing. */
+static void fail_joining(struct tcp_nic *nic)
 {
-    if (nic->spare_fd >= 0)
-        close(nic->spare_fd);
-    int fd = accept4(nic->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-    if (fd >= 0)
-        close(fd);
-    nic->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    weft_log(WEFT_LOG_WARN, "tcp", "listener: a caller was refused: out of descriptors");
+    for (struct tcp_link *link = nic->links; link; link = link->next)
+        if (link->role == WEFT_ROLE_PASSIVE && link->joined < link->nsocks)
+            tcp_link_fail(link, -EMFILE);
 }
 
 void tcp_accept(struct tcp_nic *nic)
 {
     tcp_half_expire(nic);
     for (int i = 0; i < ACCEPTS; i++) {
-        struct sockaddr_storage from = {0};
-        socklen_t len = sizeof(from);
-        int fd = accept4(nic->listen_fd, (struct sockaddr *)&from, &len,
-                         SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
-            refuse_one(nic);
+        struct sockaddr_storage from;
+        int fd = weft_listener_accept(&nic->listener, &from, "tcp");
+        if (nic->listener.resume)
+            fail_joining(nic);
         if (fd < 0)
             return;
         set_options(nic, fd);

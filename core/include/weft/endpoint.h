@@ -72,6 +72,12 @@ struct weft_endpoint_opts {
      */
     const void *secret;
     size_t secret_len;
+    /*
+     * What its devices are to be near to: the PCI address of a GPU ("0000:3b:00.0"), or memory
+     * ("numa:1"). NULL: WEFT_NEAR (""); "": where the calling thread may run. Of a transport with several
+     * devices those are used that are as near as the nearest, unless WEFT_RAILS_FAR says otherwise.
+     */
+    const char *near;
 };
 #define WEFT_SECRET_MIN 16
 #define WEFT_SECRET_MAX 4096
@@ -152,6 +158,7 @@ struct weft_conn_info {
     int initiator; /* this side connected */
     int same_host; /* peer runs on this host (boot id and namespaces agree) */
     int links;     /* that are alive */
+    int links_of;  /* and how many there are: those that are lost, or could not be made, too */
     uint32_t peer_pid;
     uint8_t peer_uuid[16];
     char transport[16]; /* "tcp" */

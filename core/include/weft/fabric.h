@@ -57,6 +57,7 @@ struct weft_nic_attr {
     uint8_t imm_bits;        /* bits of an immediate that arrive: 32, or 0 without WRITE_IMM */
     uint8_t local_reg;       /* local memory of cmds must be registered with this nic */
     uint8_t chosen_keys;     /* takes the key core chose for a mem, instead of making its own */
+    uint8_t add_global;      /* ADD64 is atomic with additions of processors and other nics, too */
     uint8_t target_progress; /* one-sided ops advance only while the target polls its nic */
     uint8_t peer_death;      /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
     uint8_t rx_scatter;      /* received payload comes as fragments of a pool (see rx_release) */
@@ -77,14 +78,37 @@ struct weft_transport_info {
     int from_module; /* loaded from a file of WEFT_MODULE_PATH */
 };
 
+/* How far a device is from what an endpoint is to be near to (weft_endpoint_opts.near), by PCIe from a
+ * GPU, by NUMA from memory or a thread. Further on the list is farther; what is unknown counts as
+ * farthest. */
+enum weft_distance {
+    WEFT_DISTANCE_UNKNOWN = -1,
+    WEFT_DISTANCE_SWITCH, /* below the same PCIe switch, or on the same board */
+    WEFT_DISTANCE_ROOT,   /* below the same root of PCIe */
+    WEFT_DISTANCE_NODE,   /* at the same NUMA node */
+    WEFT_DISTANCE_SOCKET, /* at the same socket */
+    WEFT_DISTANCE_FAR     /* at another one */
+};
+
 struct weft_device_info {
     char name[32];
     char summary[96];
     int usable;
-    char reason[192];
+    char reason[192];    /* if not usable, or usable and not used: why */
     int numa;            /* NUMA node, -1 unknown */
     char pci[16];        /* "0000:3b:00.0", or "" */
     uint64_t bits_per_s; /* line rate, 0 unknown */
+    /* These are not the transport's: */
+    int distance; /* enum weft_distance, from WEFT_NEAR */
+    int rail; /* 1, 2, ...: an endpoint opens it as one of its devices, in this order; 0: it does
+                     not, and `reason` says why */
+};
+
+/* What distances are measured from. */
+struct weft_topology_info {
+    int known;
+    char near[128];   /* WEFT_NEAR, or where this thread may run, and its NUMA nodes */
+    char reason[192]; /* if no distance is known: why, in words */
 };
 
 struct weft_gpu_info {
@@ -98,8 +122,11 @@ struct weft_gpu_info {
 
 /* i-th transport of this build. Returns 0, or -ENOENT past the end. */
 WEFT_API int weft_transport_info(int i, struct weft_transport_info *info);
-/* j-th device of a transport. Returns 0, -ENOENT past the end, WEFT_ENODEV for an unknown name. */
+/* j-th device of a transport, nearest first; of equally near ones the order is the transport's.
+ * Returns 0, -ENOENT past the end, WEFT_ENODEV for an unknown name. */
 WEFT_API int weft_device_info(const char *transport, int j, struct weft_device_info *info);
+/* Returns 0. */
+WEFT_API int weft_topology_info(struct weft_topology_info *info);
 /* Opens a device for a moment and tells its attributes. `device` NULL: the first usable one. */
 WEFT_API int weft_device_attr(const char *transport, const char *device,
                               struct weft_nic_attr *attr);

@@ -45,7 +45,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 2
+#define WEFT_ABI 3
 
 struct weft_transport;
 
@@ -112,7 +112,7 @@ struct weft_iov_local {
                   whose payload a transport copies if it has to */
 };
 
-#define WEFT_CMD_INLINE 1u /* payload is copied before post returns (<= attr.max_inline) */
+#define WEFT_CMD_INLINE 1u /* payload (host memory) is copied before post returns; <= attr.max_inline */
 #define WEFT_CMD_MORE 2u   /* another cmd follows at once: sending may wait for it */
 
 struct weft_cmd {
@@ -141,7 +141,8 @@ struct weft_comp {
     uint64_t value;   /* ADD64: the word before the addition */
     uint64_t len;     /* bytes moved; RECV: length of the message */
     const void *data; /* RECV: the message; valid until the next poll of the nic, or, where
-                         attr.rx_scatter, until rx_release */
+                         attr.rx_scatter, until rx_release. LINK_DOWN, and a bad status: why, as
+                         a sentence (const char *), or NULL; valid until link_close */
 };
 
 /*
@@ -337,6 +338,27 @@ WEFT_API uint8_t weft_stranger_from(const struct sockaddr_storage *addr);
 WEFT_API uint8_t weft_stranger_place(const void *name, size_t len);
 /* Index in the list, -1 if it is empty. */
 WEFT_API int weft_stranger_choose(const struct weft_stranger *list, int n);
+
+/*
+ * A listening socket for as long as descriptors last. One is kept in reserve, with which a caller who
+ * cannot be served is refused, so that he learns at once and the socket does not stay readable. If
+ * another thread was faster and took that one too, the socket is not watched for 0.1 s (resume).
+ */
+struct weft_listener {
+    int fd, spare, epoll;
+    void *tag;       /* data.ptr of its events */
+    uint64_t resume; /* when it is watched again; 0: it is */
+};
+#define WEFT_LISTENER_NONE ((struct weft_listener){.fd = -1, .spare = -1, .epoll = -1})
+/* fd listens, and is taken if this returns 0: it is watched by epoll for EPOLLIN. Else -errno. */
+WEFT_API int weft_listener_open(struct weft_listener *l, int fd, int epoll, void *tag);
+WEFT_API void weft_listener_close(struct weft_listener *l);
+/* A descriptor that does not block, or -1: there is nobody, or the caller was refused or has to wait.
+ * from may be NULL; name is for the log. */
+WEFT_API int weft_listener_accept(struct weft_listener *l, struct sockaddr_storage *from,
+                                  const char *name);
+/* To be called from time to time while resume is set. */
+WEFT_API void weft_listener_look(struct weft_listener *l);
 
 /* Can a nic with these attributes ever accept this cmd? 0; WEFT_EUNSUPPORTED: not this operation;
  * -EINVAL: a length or a number of pieces is wrong. Looks at no payload. */

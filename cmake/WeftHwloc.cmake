@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+# Distances between devices, GPUs and memory need the headers of hwloc 2.9 now, and its library when
+# one is asked for. Sets WEFT_HWLOC_FOUND and WEFT_HWLOC_INCLUDE.
+set(WEFT_HWLOC_FOUND FALSE)
+set(WEFT_HWLOC_INCLUDE "")
+if(WEFT_HWLOC)
+    find_package(PkgConfig QUIET)
+    if(PkgConfig_FOUND)
+        pkg_check_modules(WEFT_HWLOC_PC QUIET "hwloc>=2.9" "hwloc<3")
+    endif()
+    if(WEFT_HWLOC_PC_FOUND)
+        pkg_get_variable(WEFT_HWLOC_INCLUDE hwloc includedir)
+        set(WEFT_HWLOC_FOUND TRUE)
+    endif()
+endif()
+
+if(WEFT_HWLOC_FOUND)
+    set(note "built")
+elseif(WEFT_HWLOC STREQUAL "auto")
+    set(note "left out: install libhwloc-dev (hwloc 2.9) and pkg-config")
+elseif(WEFT_HWLOC)
+    message(FATAL_ERROR "-DWEFT_HWLOC=${WEFT_HWLOC}: hwloc 2.9 was not found, install libhwloc-dev and pkg-config")
+else()
+    set(note "left out: -DWEFT_HWLOC=${WEFT_HWLOC}")
+endif()
+set_property(GLOBAL APPEND PROPERTY WEFT_BACKEND_NOTES "distances               ${note}")

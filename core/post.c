@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* weft_post: from what the caller asks for to an op that is under way. */
+#include "conn.h"
+#include "endpoint.h"
+#include "lane.h"
+#include "match.h"
+#include "mem.h"
+#include "msg.h"
+#include "op.h"
+#include "stripe.h"
+#include "util.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int refuse(const char *what)
+{
+    return weft_fail(-EINVAL, "weft_post: %s", what);
+}
+
+static int check_others(const struct weft_xfer *x)
+{
+    if (x->op != WEFT_XFER_ADD && x->nremote)
+        return refuse("this operation has no remote pieces");
+    if (x->op == WEFT_XFER_ADD && (x->nremote != 1 || x->nlocal))
+        return refuse("an ADD has one remote piece and no local one");
+    if (x->op == WEFT_XFER_NOTIFY && (x->nlocal || !x->notify))
+        return refuse("a NOTIFY has a notification and nothing else");
+    if ((x->op == WEFT_XFER_SEND || x->op == WEFT_XFER_RECV) && x->notify)
+        return refuse("a SEND or RECV carries no notification");
+    return 0;
+}
+
+static int check_xfer(const struct weft_xfer *x)
+{
+    if (x->op < WEFT_XFER_WRITE || x->op > WEFT_XFER_ADD)
+        return weft_fail(-EINVAL, "weft_post: there is no operation %d", (int)x->op);
+    if (x->flags & ~WEFT_XFER_MORE)
+        return weft_fail(-EINVAL, "weft_post: unknown flags 0x%x", x->flags);
+    if (x->nlocal && !x->local)
+        return refuse("local is NULL");
+    if (x->nremote && !x->remote)
+        return refuse("remote is NULL");
+    if (x->notify_len && !x->notify)
+        return refuse("notify is NULL");
+    if (x->nlocal > UINT32_MAX)
+        return refuse("too many pieces");
+    if (x->op != WEFT_XFER_WRITE && x->op != WEFT_XFER_READ)
+        return check_others(x);
+    if (x->nlocal != x->nremote)
+        return weft_fail(-EINVAL, "weft_post: %zu local and %zu remote pieces", x->nlocal,
+                         x->nremote);
+    return 0;
+}
+
+/* Local piece i, when those before it have so many bytes. */
+static int check_local(const struct weft_xfer *x, size_t i, uint64_t total)
+{
+    if (x->local[i].len && !x->local[i].addr)
+        return weft_fail(-EINVAL, "weft_post: local[%zu].addr is NULL", i);
+    if (x->local[i].len > INT64_MAX - total)
+        return weft_fail(-EINVAL, "weft_post: the pieces add up to more than 2^63 bytes");
+    return 0;
+}
+
+static const uint32_t needs[] = {
+    [WEFT_XFER_WRITE] = WEFT_WRITE, [WEFT_XFER_READ] = WEFT_READ, [WEFT_XFER_ADD] = WEFT_ATOMIC};
+
+/* The remote half of piece i. */
+static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
+                       const struct weft_xfer *x, size_t i)
+{
+    struct weft__remote r;
+    int rc = weft__remote_check(&x->remote[i], &r);
+    if (rc)
+        return weft_fail(rc, "remote[%zu]: %s", i, weft_last_error());
+    uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
+    if (offset > r.len || piece->len > r.len - offset)
+        return weft_fail(WEFT_EBOUNDS, "remote[%zu] has %llu bytes; %llu at %llu do not fit", i,
+                         (unsigned long long)r.len, (unsigned long long)piece->len,
+                         (unsigned long long)offset);
+    if (!(r.access & needs[x->op]))
+        return weft_fail(WEFT_EACCESS, "remote[%zu] was not registered for this operation", i);
+    if (x->op == WEFT_XFER_ADD && (r.addr + offset) % 8)
+        return weft_fail(-EINVAL, "remote[%zu]: an ADD needs an address aligned to 8", i);
+    if (conn->peer_owner && r.owner != conn->peer_owner)
+        return weft_fail(WEFT_EKEY, "remote[%zu] belongs to another endpoint than the peer", i);
+    piece->raddr = r.addr + offset;
+    piece->rkey = r.key;
+    weft__remote_keys(&x->remote[i], piece->rkeys);
+    return 0;
+}
+
+/* The local registration of piece i. Most lists stay in one mem, which need not be looked up again. */
+static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
+                    const struct weft_local *local, size_t i)
+{
+    piece->reg = NULL;
+    if (!local[i].mem)
+        return 0;
+    if (i > 0 && local[i].mem == local[i - 1].mem &&
+        weft__reg_contains(piece[-1].reg, piece->addr, piece->len)) {
+        piece->reg = piece[-1].reg;
+        return 0;
+    }
+    int rc = weft__mem_reg_of(ep, local[i].mem, piece->addr, piece->len, &piece->reg);
+    return rc ? weft_fail(rc, "local[%zu]: %s", i, weft_last_error()) : 0;
+}
+
+static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
+                      size_t i)
+{
+    struct weft__piece *piece = &op->pieces[i];
+    if (i < x->nlocal) {
+        piece->addr = x->local[i].addr;
+        piece->len = x->local[i].len;
+        int rc = check_local(x, i, op->total);
+        if (rc == 0)
+            rc = fill_reg(piece, conn->ep, x->local, i);
+        if (rc)
+            return rc;
+    } else {
+        piece->reg = NULL;
+        piece->addr = NULL;
+        piece->len = sizeof(uint64_t); /* ADD */
+    }
+    int rc = x->nremote ? fill_remote(piece, conn, x, i) : 0;
+    if (rc)
+        return rc;
+    if (piece->reg)
+        piece->reg->users++;
+    op->total += piece->len;
+    return 0;
+}
+
+/* Endpoint lock held. */
+static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
+{
+    size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
+    op->pieces = &op->one;
+    if (n > 1)
+        op->pieces = malloc(n * sizeof *op->pieces);
+    if (!op->pieces)
+        return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
+    for (size_t i = 0; i < n; op->npieces = ++i) {
+        int rc = fill_piece(op, conn, x, i);
+        if (rc)
+            return rc;
+    }
+    op->value = x->value;
+    op->result = x->result;
+    op->more = x->flags & WEFT_XFER_MORE;
+    return 0;
+}
+
+/* What is prepared before the endpoint lock is taken: copies and temporary registrations. */
+struct parts {
+    void *notify, *bounce;
+    struct weft__piece message;
+    struct weft__reg **regs;
+    size_t nregs;
+    bool large;
+};
+
+static void parts_undo(struct weft__endpoint *ep, struct parts *p)
+{
+    for (size_t i = 0; i < p->nregs; i++)
+        weft__reg_discard(ep, p->regs[i]);
+    free(p->regs);
+    free(p->notify);
+    free(p->bounce);
+}
+
+static int add_reg(struct weft__endpoint *ep, struct parts *p, void *addr, uint64_t len)
+{
+    int rc = weft__reg_open(ep, addr, len, WEFT_READ, &p->regs[p->nregs]);
+    if (rc == 0)
+        p->nregs++;
+    return rc;
+}
+
+/* A large message of many pieces is copied into one. */
+static int make_bounce(struct parts *p, const struct weft_xfer *x, uint64_t total)
+{
+    p->bounce = malloc(total);
+    if (!p->bounce)
+        return weft_fail(-ENOMEM, "no memory to gather %llu bytes", (unsigned long long)total);
+    uint8_t *at = p->bounce;
+    for (size_t i = 0; i < x->nlocal; at += x->local[i].len, i++)
+        if (x->local[i].len)
+            memcpy(at, x->local[i].addr, x->local[i].len);
+    p->message = (struct weft__piece){.addr = p->bounce, .len = total};
+    return 0;
+}
+
+static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    uint64_t total = 0;
+    size_t pieces = 0;
+    for (size_t i = 0; i < x->nlocal; i++) {
+        int rc = check_local(x, i, total);
+        if (rc)
+            return rc;
+        total += x->local[i].len;
+        pieces += x->local[i].len != 0;
+    }
+    p->large = total > ep->eager;
+    if (!p->large)
+        return 0;
+    bool gather = pieces > WEFT__MAX_REMOTES;
+    p->regs = calloc(gather ? 1 : pieces, sizeof *p->regs);
+    if (!p->regs)
+        return weft_fail(-ENOMEM, "no memory for %zu registrations", pieces);
+    if (gather) {
+        int rc = make_bounce(p, x, total);
+        return rc ? rc : add_reg(ep, p, p->bounce, total);
+    }
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < x->nlocal; i++)
+        if (x->local[i].len)
+            rc = add_reg(ep, p, x->local[i].addr, x->local[i].len);
+    return rc;
+}
+
+static int prepare_notify(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    p->notify = malloc(x->notify_len ? x->notify_len : 1);
+    if (!p->notify)
+        return weft_fail(-ENOMEM, "no memory for a notification of %zu bytes", x->notify_len);
+    memcpy(p->notify, x->notify, x->notify_len);
+    p->message = (struct weft__piece){.addr = p->notify, .len = x->notify_len};
+    p->large = x->notify_len > ep->eager;
+    if (!p->large)
+        return 0;
+    p->regs = calloc(1, sizeof *p->regs);
+    if (!p->regs)
+        return weft_fail(-ENOMEM, "no memory for a registration");
+    return add_reg(ep, p, p->notify, x->notify_len);
+}
+
+static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    int rc = 0;
+    *p = (struct parts){0};
+    if (x->op == WEFT_XFER_SEND)
+        rc = prepare_send(ep, x, p);
+    else if (x->notify)
+        rc = prepare_notify(ep, x, p);
+    if (rc)
+        parts_undo(ep, p);
+    return rc;
+}
+
+static void adopt(struct weft__op *op, const struct parts *p, const struct weft_xfer *x)
+{
+    op->notify = p->notify;
+    op->notify_len = x->notify_len;
+    op->has_notify = x->op != WEFT_XFER_NOTIFY && p->notify;
+    op->bounce = p->bounce;
+    op->message = p->message;
+    op->regs = p->regs;
+    op->nregs = p->nregs;
+    op->large = p->large;
+}
+
+static void start(struct weft__conn *conn, struct weft__op *op)
+{
+    conn->stats.ops_posted++;
+    if (op->kind == WEFT__OP_SEND || op->kind == WEFT__OP_NOTIFY)
+        weft__match_send(op);
+    else if (op->kind == WEFT__OP_RECV)
+        weft__match_recv(op);
+    else
+        weft__stripe_start(conn, op);
+}
+
+/* p is NULL for an operation that needs nothing prepared. Endpoint lock held. */
+static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
+                 bool urgent, weft_op_t *out)
+{
+    if (conn->state == WEFT_CONN_DOWN)
+        return weft_fail(conn->status, "conn is down: %s", conn->why);
+    struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
+    if (!op)
+        return weft_fail(-ENOMEM, "no memory for an operation");
+    int rc = fill(op, conn, x);
+    if (rc) {
+        weft__op_free(op);
+        return rc;
+    }
+    if (p)
+        adopt(op, p, x);
+    op->urgent = urgent;
+    op->detached = !out;
+    if (out)
+        *out = op->handle;
+    start(conn, op);
+    return 0;
+}
+
+static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
+{
+    struct parts parts, *p = NULL;
+    if (x->op == WEFT_XFER_SEND || x->notify) {
+        p = &parts;
+        int rc = prepare(conn->ep, x, p);
+        if (rc)
+            return rc;
+    }
+    bool more = x->flags & WEFT_XFER_MORE;
+    struct weft__lane *lane = weft__post_lock(conn, more);
+    int rc = begin(conn, x, p, urgent, out);
+    weft__post_unlock(conn, lane, more);
+    if (rc && p)
+        parts_undo(conn->ep, p);
+    return rc;
+}
+
+int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, weft_op_t *out)
+{
+    struct weft_xfer copy;
+    if (!xfer)
+        return refuse("xfer is NULL");
+    int rc = 0;
+    if (xfer->struct_size != sizeof copy) { /* of another version: else there is no need */
+        memset(&copy, 0, sizeof copy);
+        rc = weft__opts_copy(&copy, sizeof copy, xfer, "weft_xfer");
+        xfer = &copy;
+    }
+    if (rc == 0)
+        rc = check_xfer(xfer);
+    if (rc)
+        return rc;
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
+    rc = post(conn, xfer, urgent, out);
+    weft__handle_put(handle);
+    return rc;
+}
+
+int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op)
+{
+    return weft__post(conn, xfer, false, op);
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rails: the devices of a transport that an endpoint uses at once. */
+#ifndef WEFT_CORE_RAIL_H
+#define WEFT_CORE_RAIL_H
+
+#include "weft/transport.h"
+
+struct weft__endpoint;
+
+/* Where distances are asked for: always, or only where there is something to choose. */
+enum weft__measure { WEFT__MEASURE_ALL, WEFT__MEASURE_CHOICE };
+
+/* All devices of a transport, nearest first, unusable ones last; *list is malloc'd, also when there are
+ * none. Those that an endpoint would use have their `rail`. Returns how many, or a code and no list. */
+int weft__devices(const struct weft_transport *transport, const char *near,
+                  enum weft__measure measure, struct weft_device_info **list);
+
+struct weft__rails_opts {
+    const char *near, *fault, *bind_host;
+    int later; /* transports that are still to come: a nic is left for each */
+};
+/*
+ * Open nics of a transport's devices: of up to WEFT_RAILS devices WEFT_LANES each, and in such an order
+ * that the first links of a conn go by different devices. A device that cannot be opened is left out,
+ * and the next one takes its place; it is an error if all are.
+ */
+int weft__rails_open(struct weft__endpoint *ep, const struct weft_transport *transport,
+                     const struct weft__rails_opts *opts);
+
+#endif
