@@ -186,24 +186,27 @@ static void drain_wake(int fd)
     }
 }
 
-/* Sleep on the descriptors of some lanes, the listener's and the wake-up's. `deadline` bounds it. */
-static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t deadline)
+/* Sleep on the descriptors of some lanes, the listener's and the wake-up's. `deadline` bounds it. True: a nic
+ * has none, and nothing else ended the sleep; one look is enough then, before the next. */
+static bool sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t deadline)
 {
     struct pollfd fds[WEFT__MAX_LANES + 2];
     nfds_t n = 0;
     uint64_t limit = LONGEST_SLEEP_NS;
+    bool blind = false;
     int i;
     for (i = first; i < ep->nlanes; i += step) {
         int fd = weft__lane_arm(ep->lanes[i]);
         if (fd == WEFT_EAGAIN) {
             disarm(ep, first, step, i);
-            return;
+            return false;
         }
-        if (fd < 0)
-            limit = BLIND_NS;
-        else
+        blind |= fd < 0;
+        if (fd >= 0)
             fds[n++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
+    if (blind)
+        limit = BLIND_NS;
     struct pollfd *woken = &fds[n];
     fds[n++] = (struct pollfd){.fd = wake_fd_of(ep, first), .events = POLLIN};
     if (first == 0)
@@ -215,12 +218,13 @@ static void sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
         limit = deadline > now ? deadline - now : 0;
     struct timespec ts = {.tv_sec = (time_t)(limit / 1000000000u),
                           .tv_nsec = (long)(limit % 1000000000u)};
-    ppoll(fds, n, &ts, NULL);
+    bool napped = ppoll(fds, n, &ts, NULL) == 0 && blind;
     disarm(ep, first, step, i);
     if (woken->revents)
         drain_wake(woken->fd);
     if (first == 0 && fds[n - 1].revents)
         drive_boot(ep);
+    return napped;
 }
 
 static void cond_sleep(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
@@ -260,7 +264,7 @@ static bool sleep_until(struct weft__endpoint *ep, struct weft__waiter *w, uint6
     } else {
         ep->leader = w;
         pthread_mutex_unlock(&ep->lock);
-        sleep_on(ep, 0, 1, deadline);
+        w->napped = sleep_on(ep, 0, 1, deadline);
         pthread_mutex_lock(&ep->lock);
         ep->leader = NULL;
         /* one of them may have to lead now */
@@ -308,9 +312,10 @@ static bool poll_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64
             continue;
         }
         rearm(ep);
+        w->napped = false;
         if (sleep_until(ep, w, deadline))
             return true;
-        idle_since = 0;
+        idle_since = w->napped;
         if (deadline != UINT64_MAX && weft_now() >= deadline)
             return check(ep, w);
     }
@@ -369,10 +374,10 @@ static void *thread_main(void *arg)
             relax();
             continue;
         }
-        sleep_on(ep, first, step, UINT64_MAX);
+        bool napped = sleep_on(ep, first, step, UINT64_MAX);
         /* what woke this thread is its own to look at, whoever drove while it slept */
         seen = atomic_load_explicit(&ep->driven, memory_order_relaxed);
-        idle_since = 0;
+        idle_since = napped; /* 1: long ago */
     }
     return NULL;
 }

@@ -18,6 +18,7 @@ struct weft__waiter {
     weft__ready_fn *ready;            /* called with the endpoint lock held */
     void *arg;
     const struct weft__op *op; /* not NULL: only its end is waited for, no need to wake for less */
+    bool napped; /* the last sleep was one of a nic without a descriptor, and nobody ended it */
     pthread_cond_t wake;
 };
 

@@ -4,6 +4,8 @@
 
 #include <sys/resource.h>
 
+#include "registry.h"
+
 #define T TEST_DEADLINE_MS
 #define IDLE_MS 2000
 
@@ -15,14 +17,30 @@ static uint64_t cpu_ns(void)
            (uint64_t)(r.ru_utime.tv_usec + r.ru_stime.tv_usec) * 1000ull;
 }
 
+/* One in a hundred; where a nic has no descriptor, and each endpoint polls it every millisecond, what that takes
+ * on a slow machine. */
+static uint64_t allowed_ns(void)
+{
+    const struct weft_transport *t = weft__transport_find(test_transport());
+    struct weft_device_info list[16];
+    struct weft_nic *nic;
+    int n = t->ops->probe(list, ARRAY_LEN(list)), usable = 0;
+    while (usable < n && usable < (int)ARRAY_LEN(list) - 1 && !list[usable].usable)
+        usable++;
+    struct weft_nic_opts opts = {.device = list[usable].name};
+    WEFT_OK(weft__nic_open(t, test_fault(), &opts, &nic));
+    bool blind = nic->transport->ops->wait_fd(nic) == WEFT_EUNSUPPORTED;
+    nic->transport->ops->close(nic);
+    return IDLE_MS * (blind ? 200000ull : 10000ull);
+}
+
 static void expect_sleep(void)
 {
     test_sleep_ms(50); /* what was under way ends */
     uint64_t before = cpu_ns();
     test_sleep_ms(IDLE_MS);
     uint64_t used = cpu_ns() - before;
-    CHECK(used < IDLE_MS * 10000ull, "an idle process used %" PRIu64 " us in %d ms", used / 1000,
-          IDLE_MS);
+    CHECK(used < allowed_ns(), "an idle process used %" PRIu64 " us in %d ms", used / 1000, IDLE_MS);
 }
 
 static void alone(void **state)
@@ -54,8 +72,8 @@ static void with_an_operation_that_waits(void **state)
     uint64_t before = cpu_ns();
     assert_int_equal(weft_op_wait(op, IDLE_MS, NULL), WEFT_ETIMEOUT);
     uint64_t used = cpu_ns() - before;
-    CHECK(used < IDLE_MS * 10000ull, "a waiting process used %" PRIu64 " us in %d ms",
-          used / 1000, IDLE_MS);
+    CHECK(used < allowed_ns(), "a waiting process used %" PRIu64 " us in %d ms", used / 1000,
+          IDLE_MS);
     WEFT_OK(weft_op_cancel(op));
     assert_int_equal(weft_op_wait(op, T, NULL), WEFT_ECANCELED);
 }
