@@ -17,7 +17,7 @@ string(REPLACE "," ";" TRANSPORT "${TRANSPORT}")
 string(REPLACE "," ";" GPU "${GPU}")
 
 # Backends of later versions: naming one says so instead of "unknown".
-set(WEFT_LATER_TRANSPORT efa tcpx)
+set(WEFT_LATER_TRANSPORT tcpx)
 set(WEFT_LATER_GPU cuda hip)
 
 function(weft__note kind name text)

@@ -22,6 +22,11 @@
 #       devices as FAKE_VERBS says (tests/fake/ibverbs/README.md); misuse that the fake notices
 #       fails it.
 #
+#   weft_add_efa_test(FILE [LONG] [LABELS ...])
+#       The program of weft_add_contract_test for efa over libfabric's providers in software, each with
+#       its own oddities: contract.FILE.efa.shm, .tcp_rxm, .udp_rxd. None may skip. LONG: the last, which is
+#       slow, has the label long, and is for .ci/run.
+#
 #   weft_add_gpu_test(FILE)
 #       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
 #
@@ -147,6 +152,27 @@ function(weft_add_fake_verbs_test file)
     weft__test_entry(${name} contract_${file} TIMEOUT ${arg_TIMEOUT} LABELS contract fake ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=verbs WEFT_TEST_GPU=host WEFT_TEST_SIDE=one
                      WEFT_VERBS_LIBRARY=$<TARGET_FILE:${library}> FAKE_VERBS=${settings})
+endfunction()
+
+# A provider's name has a semicolon, which is CMake's separator.
+set(WEFT_EFA_shm shm)
+set(WEFT_EFA_tcp_rxm "tcp\\;ofi_rxm")
+set(WEFT_EFA_udp_rxd "udp\\;ofi_rxd")
+
+function(weft_add_efa_test file)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "LONG" "" "LABELS")
+    foreach(provider shm tcp_rxm udp_rxd)
+        set(long "")
+        if(provider STREQUAL udp_rxd AND arg_LONG)
+            set(long long)
+        endif()
+        # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
+        weft__test_entry(contract.${file}.efa.${provider} contract_${file} TIMEOUT 240
+                         LABELS contract efa ${provider} ${long} ${arg_LABELS} ENVIRONMENT
+                         WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1
+                         "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
+                         FI_OFI_RXM_MSG_RX_SIZE=256)
+    endforeach()
 endfunction()
 
 function(weft_add_gpu_test file)

@@ -5,7 +5,7 @@
 
 # A word is a package, or command:package where any way to get the command will do.
 BUILD_PACKAGES=(cc:gcc make:make cmake:cmake pkg-config:pkg-config libc6-dev libcjson-dev libssl-dev
-                libhwloc-dev libibverbs-dev)
+                libhwloc-dev libibverbs-dev libfabric-dev)
 TEST_PACKAGES=(c++:g++ libcmocka-dev ip:iproute2)
 
 have_package()

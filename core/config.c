@@ -100,6 +100,17 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "relaxed ordering of a device's writes to memory: 0 never, 1 where peers do not write, 2 " \
        "always")                                                                                  \
     XX("WEFT_VERBS_LIBRARY", STRING, "libibverbs.so.1", 0, 0, "file of the verbs library")        \
+    XX("WEFT_EFA_PROVIDER", STRING, "efa", 0, 0,                                                  \
+       "provider of libfabric: efa, or another with FI_EP_RDM: tcp;ofi_rxm shm udp;ofi_rxd ...")  \
+    XX("WEFT_EFA_DEVICES", STRING, "", 0, 0,                                                      \
+       "domains of libfabric to use, rdmap0s6-rdm,...; or not to: ^rdmap0s7-rdm; empty: all")     \
+    XX("WEFT_EFA_CHUNK", SIZE, "1M", 4096, 1 << 30,                                               \
+       "bytes of a long operation in one operation of libfabric")                                 \
+    XX("WEFT_EFA_CREDITS", INT, "32", 4, 1024,                                                    \
+       "messages that a link's peer may send before they were taken")                             \
+    XX("WEFT_EFA_RECVS", INT, "512", 16, 32768,                                                   \
+       "messages that all peers of a nic together may send at once: 8.5 KiB of memory each")      \
+    XX("WEFT_EFA_LIBRARY", STRING, "libfabric.so.1", 0, 0, "file of libfabric")                   \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
 

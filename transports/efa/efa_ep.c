@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The endpoints of a nic, and what they need.
+ *
+ * libfabric has no way to call back an operation. Memory of what is under way comes free at once only by closing the
+ * endpoint: work for what this side does, target for what peers do. Both come again as new endpoints. Only peers whose
+ * links are up are told of a new target; what the others had under way is lost, as it should be.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/epoll.h>
+
+#include "efa.h"
+
+#define LEAST_CQ 1024u
+
+int efa_fail(const struct efa_nic *nic, int rc, const char *what)
+{
+    /* codes from 256 on are libfabric's own */
+    return weft_fail(-rc < 256 ? rc : -EIO, "efa %s: %s: %s", nic->name, what,
+                     nic->lib->strerror(-rc));
+}
+
+/* --- one endpoint ---------------------------------------------------------------------------------------- */
+
+static int open_cq(struct efa_nic *nic, struct efa_end *end)
+{
+    size_t most = nic->info->tx_attr->size + nic->recvs_most;
+    struct fi_cq_attr attr = {.size = most < LEAST_CQ ? LEAST_CQ : most,
+                              .format = FI_CQ_FORMAT_DATA,
+                              .wait_obj = FI_WAIT_FD};
+    struct epoll_event event = {.events = EPOLLIN};
+    int rc = fi_cq_open(nic->domain, &attr, &end->cq, NULL);
+    if (rc == 0 && fi_control(&end->cq->fid, FI_GETWAIT, &end->fd) == 0)
+        return epoll_ctl(nic->epoll_fd, EPOLL_CTL_ADD, end->fd, &event) == 0
+                   ? 0
+                   : weft_fail(-errno, "efa %s: cannot watch a descriptor: %m", nic->name);
+    end->fd = -1;
+    if (rc == 0)
+        return 0;
+    attr.wait_obj = FI_WAIT_NONE;
+    rc = fi_cq_open(nic->domain, &attr, &end->cq, NULL);
+    return rc ? efa_fail(nic, rc, "cannot open a completion queue") : 0;
+}
+
+static void let_go(const struct efa_nic *nic, struct fid *fid)
+{
+    if (nic->buries)
+        efa_quirk_bury(fid);
+    else
+        fi_close(fid);
+}
+
+static void end_close(struct efa_nic *nic, struct efa_end *end)
+{
+    if (end->ep)
+        let_go(nic, &end->ep->fid);
+    if (end->cq)
+        let_go(nic, &end->cq->fid); /* and its descriptor, which epoll forgets */
+    *end = (struct efa_end){.fd = -1};
+}
+
+static int end_open(struct efa_nic *nic, struct efa_end *end)
+{
+    int rc = open_cq(nic, end);
+    if (rc)
+        return rc;
+    rc = fi_endpoint(nic->domain, nic->info, &end->ep, NULL);
+    if (rc == 0)
+        rc = fi_ep_bind(end->ep, &nic->av->fid, 0);
+    if (rc == 0)
+        rc = fi_ep_bind(end->ep, &end->cq->fid, FI_TRANSMIT | FI_RECV);
+    if (rc == 0)
+        rc = fi_enable(end->ep);
+    return rc ? efa_fail(nic, rc, "cannot open an endpoint") : 0;
+}
+
+static int name_of(const struct efa_nic *nic, struct fid_ep *ep, uint8_t *name, uint16_t *len)
+{
+    size_t size = EFA_MAX_NAME;
+    memset(name, 0, EFA_MAX_NAME);
+    int rc = fi_getname(&ep->fid, name, &size);
+    if (rc)
+        return efa_fail(nic, rc, "cannot tell the address of an endpoint");
+    *len = (uint16_t)size;
+    return 0;
+}
+
+/* --- all of them ----------------------------------------------------------------------------------------- */
+
+static int open_av(struct efa_nic *nic)
+{
+    struct fi_av_attr attr = {.type = nic->info->domain_attr->av_type};
+    if (attr.type == FI_AV_UNSPEC)
+        attr.type = FI_AV_TABLE;
+    int rc = fi_av_open(nic->domain, &attr, &nic->av, NULL);
+    return rc ? efa_fail(nic, rc, "cannot open an address vector") : 0;
+}
+
+static int open_domain(struct efa_nic *nic)
+{
+    nic->buries = efa_quirk_begin(nic->info);
+    int rc = nic->lib->fabric(nic->info->fabric_attr, &nic->fabric, NULL);
+    if (rc)
+        return efa_fail(nic, rc, "cannot open the fabric");
+    rc = fi_domain(nic->fabric, nic->info, &nic->domain, NULL);
+    return rc ? efa_fail(nic, rc, "cannot open the domain") : 0;
+}
+
+int efa_ep_open_all(struct efa_nic *nic)
+{
+    int rc = open_domain(nic);
+    if (rc == 0)
+        rc = open_av(nic);
+    if (rc == 0)
+        rc = end_open(nic, &nic->message);
+    if (rc == 0)
+        rc = end_open(nic, &nic->work);
+    if (rc == 0)
+        rc = end_open(nic, &nic->target);
+    nic->where.epoch = 1;
+    return rc ? rc : name_of(nic, nic->target.ep, nic->where.name, &nic->where.len);
+}
+
+void efa_ep_close_all(struct efa_nic *nic)
+{
+    end_close(nic, &nic->work);
+    end_close(nic, &nic->target);
+    end_close(nic, &nic->message);
+    efa_pool_fini(&nic->smalls);
+    efa_pool_fini(&nic->larges);
+    if (nic->av)
+        let_go(nic, &nic->av->fid);
+    if (nic->domain)
+        let_go(nic, &nic->domain->fid);
+    if (nic->fabric)
+        let_go(nic, &nic->fabric->fid);
+    if (nic->buries)
+        efa_quirk_end();
+}
+
+/* --- anew ------------------------------------------------------------------------------------------------ */
+
+static void close_and_drain(struct efa_nic *nic, struct efa_end *end)
+{
+    efa_drain(nic, end); /* what has ended has, also of what arrived */
+    end_close(nic, end);
+}
+
+int efa_ep_reset_work(struct efa_nic *nic)
+{
+    close_and_drain(nic, &nic->work);
+    while (!efa_list_empty(&nic->flying)) {
+        struct efa_req *req = EFA_OF(nic->flying.next, struct efa_req, in);
+        efa_list_remove(&req->in);
+        efa_list_push(&nic->again, &req->in);
+        req->op->link->nflying--;
+    }
+    nic->nflying = 0;
+    weft_log(WEFT_LOG_DEBUG, "efa", "%s: a new endpoint for work", nic->name);
+    int rc = end_open(nic, &nic->work);
+    if (rc)
+        nic->lost = rc;
+    return rc;
+}
+
+static void tell_peers(struct efa_nic *nic)
+{
+    struct efa_target where = nic->where;
+    where.epoch = htole32(where.epoch);
+    where.len = htole16(where.len);
+    for (struct efa_list *at = nic->links.next, *next; at != &nic->links; at = next) {
+        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+        next = at->next;
+        if (link->hello_sent && link->state < EFA_LINK_DOWN)
+            efa_msg_note(link, EFA_TARGET, &where, sizeof where);
+    }
+}
+
+int efa_ep_reset_target(struct efa_nic *nic)
+{
+    close_and_drain(nic, &nic->target);
+    int rc = end_open(nic, &nic->target);
+    if (rc == 0)
+        rc = name_of(nic, nic->target.ep, nic->where.name, &nic->where.len);
+    if (rc) {
+        nic->lost = rc;
+        return rc;
+    }
+    nic->where.epoch++;
+    weft_log(WEFT_LOG_DEBUG, "efa", "%s: a new endpoint for peers, number %u", nic->name,
+             nic->where.epoch);
+    efa_mem_clean(nic);
+    tell_peers(nic);
+    return 0;
+}

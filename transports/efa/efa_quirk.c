@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is wrong with single providers.
+ *
+ * shm (libfabric 1.17): an endpoint that is closed is still written to by endpoints of the same process that know it:
+ * they have its address, not a mapping of their own. So what a nic has of it is buried, and freed when the process has
+ * no nic of that provider any more. And where it may copy with process_vm_writev, a peer that was stopped goes on with
+ * that later, in memory that this side has been promised back.
+ *
+ * It waits for a lock in the peer's shared memory, for ever if the peer has died with it: who is dead gets nothing. What is
+ * left, and cannot be mended from here, is a peer that dies while this side waits.
+ *
+ * ofi_rxd (1.17): from 128 short operations on, which is how many packets it sends ahead, and under long ones both ways
+ * that lose packets, it stands still.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "efa.h"
+
+#define RXD_FLYING 64
+#define RXD_CHUNK 65536u
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fid **buried;
+static size_t nburied, room;
+static int users;
+
+void efa_quirk_prepare(const char *provider)
+{
+    if (strcmp(provider, "shm") == 0)
+        setenv("FI_SHM_DISABLE_CMA", "1", 0); /* who says otherwise is believed */
+}
+
+bool efa_quirk_begin(const struct fi_info *info)
+{
+    if (strcmp(info->fabric_attr->prov_name, "shm") != 0)
+        return false;
+    pthread_mutex_lock(&lock);
+    users++;
+    pthread_mutex_unlock(&lock);
+    return true;
+}
+
+void efa_quirk_limit(struct efa_nic *nic)
+{
+    if (!strstr(nic->info->fabric_attr->prov_name, "ofi_rxd"))
+        return;
+    nic->flying_most = RXD_FLYING;
+    if (nic->chunk > RXD_CHUNK)
+        nic->chunk = RXD_CHUNK;
+}
+
+bool efa_quirk_reachable(const struct efa_nic *nic, const struct efa_process *process)
+{
+    return !nic->buries || efa_process_alive(process);
+}
+
+void efa_quirk_bury(struct fid *fid)
+{
+    pthread_mutex_lock(&lock);
+    if (nburied == room) {
+        struct fid **more = realloc(buried, (room + 64) * sizeof(struct fid *));
+        if (more) {
+            buried = more;
+            room += 64;
+        }
+    }
+    if (nburied < room)
+        buried[nburied++] = fid; /* else it stays open for good */
+    pthread_mutex_unlock(&lock);
+}
+
+void efa_quirk_end(void)
+{
+    pthread_mutex_lock(&lock);
+    if (--users == 0) {
+        for (size_t i = 0; i < nburied; i++)
+            fi_close(buried[i]);
+        free(buried);
+        buried = NULL;
+        nburied = room = 0;
+    }
+    pthread_mutex_unlock(&lock);
+}
