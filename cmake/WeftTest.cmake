@@ -27,6 +27,10 @@
 #       its own oddities: contract.FILE.efa.shm, .tcp_rxm, .udp_rxd. None may skip. LONG: the last, which is
 #       slow, has the label long, and is for .ci/run.
 #
+#   weft_add_efa_double_test(FILE [LABELS ...])
+#       The same over a libfabric that is worse than the real one (tests/fake/fabric/README.md), with the name
+#       and the attributes of EFA: contract.FILE.efa.double.
+#
 #   weft_add_gpu_test(FILE)
 #       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
 #
@@ -173,6 +177,16 @@ function(weft_add_efa_test file)
                          "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
                          FI_OFI_RXM_MSG_RX_SIZE=256)
     endforeach()
+endfunction()
+
+function(weft_add_efa_double_test file)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LABELS")
+    set(worse as=efa,provider=${WEFT_EFA_tcp_rxm},narrow=1,local=1,provkey=1)
+    weft__test_entry(contract.${file}.efa.double contract_${file} TIMEOUT 240
+                     LABELS contract efa fake ${arg_LABELS} ENVIRONMENT
+                     WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1 FI_TCP_IFACE=lo
+                     FI_OFI_RXM_MSG_RX_SIZE=256 WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric>
+                     "FAKE_FABRIC=${worse},seed=1,hold=6,delay=4,eagain=30,fail=23")
 endfunction()
 
 function(weft_add_gpu_test file)

@@ -451,6 +451,8 @@ void efa_process_look(struct efa_nic *nic);
 int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,
                 struct weft_mem_handle *handle);
 int efa_mem_dereg(struct weft_nic *base, void *mem);
+/* Register with libfabric, under a key of its own making or a random one. access: FI_SEND ... FI_REMOTE_WRITE. */
+int efa_mr_reg(struct efa_nic *nic, void *addr, uint64_t len, uint64_t access, struct fid_mr **mr);
 uint32_t efa_mem_kinds(const struct efa_nic *nic);
 /* Questions of a peer, and what it gives back. */
 void efa_mem_lookup(struct efa_link *link, const struct efa_lookup_msg *msg);

@@ -29,7 +29,7 @@ static struct fi_info *hints_new(const struct efa_lib *lib, const char *provider
     struct fi_info *hints = lib->dupinfo(NULL);
     if (!hints)
         return NULL;
-    hints->fabric_attr->prov_name = strdup(provider); /* freeinfo frees it */
+    hints->fabric_attr->prov_name = (char *)(uintptr_t)provider; /* taken out before freeinfo */
     hints->caps = FI_MSG | FI_RMA;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
@@ -50,6 +50,7 @@ static int ask(const struct efa_lib *lib, const char *provider, const char *host
     if (!hints)
         return -FI_ENOMEM;
     int rc = lib->getinfo(lib->api, host, NULL, host ? FI_SOURCE : 0, hints, list);
+    hints->fabric_attr->prov_name = NULL;
     lib->freeinfo(hints);
     return rc;
 }

@@ -45,23 +45,28 @@ uint32_t efa_mem_kinds(const struct efa_nic *nic)
     return WEFT_MEM_HOST;
 }
 
-static int reg(struct efa_nic *nic, struct efa_mem *mem)
+int efa_mr_reg(struct efa_nic *nic, void *addr, uint64_t len, uint64_t access, struct fid_mr **mr)
 {
-    const struct weft_mem_range *range = &mem->range;
-    uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE, key = 0;
+    uint64_t key = 0;
     int rc = -FI_ENOKEY;
-    if (range->access & WEFT_ACCESS_READ)
-        access |= FI_REMOTE_READ;
-    if (range->access & WEFT_ACCESS_WRITE)
-        access |= FI_REMOTE_WRITE;
     for (int i = 0; i < KEY_TRIES && rc == -FI_ENOKEY; i++) {
         rc = nic->pick_keys ? weft_random(&key, sizeof key) : 0;
         if (rc)
             return rc;
-        rc = fi_mr_reg(nic->domain, range->addr, range->len, access, 0, key & nic->key_mask, 0,
-                       &mem->mr, NULL);
+        rc = fi_mr_reg(nic->domain, addr, len, access, 0, key & nic->key_mask, 0, mr, NULL);
     }
     return rc ? efa_fail(nic, rc, "cannot register memory") : 0;
+}
+
+static int reg(struct efa_nic *nic, struct efa_mem *mem)
+{
+    const struct weft_mem_range *range = &mem->range;
+    uint64_t access = FI_SEND | FI_RECV | FI_READ | FI_WRITE;
+    if (range->access & WEFT_ACCESS_READ)
+        access |= FI_REMOTE_READ;
+    if (range->access & WEFT_ACCESS_WRITE)
+        access |= FI_REMOTE_WRITE;
+    return efa_mr_reg(nic, range->addr, range->len, access, &mem->mr);
 }
 
 int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,

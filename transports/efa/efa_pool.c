@@ -25,18 +25,12 @@ void efa_pool_fini(struct efa_pool *pool)
     }
 }
 
-/* Own memory of a key that nobody is told. */
+/* Where local memory has to be; nobody is told its key. */
 static int reg(struct efa_nic *nic, struct efa_slab *slab, size_t bytes)
 {
-    uint64_t key = 0;
     if (!(nic->info->domain_attr->mr_mode & FI_MR_LOCAL))
         return 0;
-    int rc = weft_random(&key, sizeof key);
-    if (rc)
-        return rc;
-    rc = fi_mr_reg(nic->domain, slab->data, bytes, FI_SEND | FI_RECV | FI_WRITE | FI_READ, 0,
-                   key & nic->key_mask, 0, &slab->mr, NULL);
-    return rc ? efa_fail(nic, rc, "cannot register memory of its own") : 0;
+    return efa_mr_reg(nic, slab->data, bytes, FI_SEND | FI_RECV | FI_WRITE | FI_READ, &slab->mr);
 }
 
 static bool grow(struct efa_pool *pool)
