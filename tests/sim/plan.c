@@ -56,6 +56,7 @@ void sim_env_make(struct sim_proc *proc)
         sim_proc_env(proc, "WEFT_LISTEN", sim_once_in(4) ? "[fd00::%d]" : "10.0.0.%d",
                      proc->host + 1);
     sim_proc_env(proc, "WEFT_TRANSPORT", "%s", sim.plan.frail ? "tcp" : transports[sim_pick(3)]);
+    sim_proc_env(proc, "WEFT_EFA_LIBRARY", "%s", "none"); /* its sockets are not simulated */
     env_int(proc, "WEFT_LANES", sim.plan.frail ? ONE_OF(2, 3) : ONE_OF(1, 1, 2, 3));
     env_int(proc, "WEFT_TCP_SOCKETS", ONE_OF(1, 2, 4));
     env_int(proc, "WEFT_TCP_CHUNK", ONE_OF(4096, 20000, 1 << 20));
