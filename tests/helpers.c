@@ -62,6 +62,20 @@ void test_need(bool there, const char *what)
 
 /* --- the run ------------------------------------------------------------------------------- */
 
+void test_sweep_shm(void)
+{
+    DIR *dir = strcmp(test_env("WEFT_EFA_PROVIDER", ""), "shm") ? NULL : opendir("/dev/shm");
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        unsigned uid, number;
+        int pid, end = 0;
+        if (sscanf(entry->d_name, "%d:%u:%u%n", &pid, &uid, &number, &end) == 3 &&
+            !entry->d_name[end] && uid == getuid() && kill(pid, 0) && errno == ESRCH)
+            shm_unlink(entry->d_name);
+    }
+    if (dir)
+        closedir(dir);
+}
+
 const char *test_env(const char *name, const char *preset)
 {
     const char *value = getenv(name);

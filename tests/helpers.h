@@ -77,6 +77,9 @@ void test_need(bool there, const char *what);
 /* --- the run ------------------------------------------------------------------------------- */
 
 /* An environment variable, or the preset if it is unset or empty. */
+/* libfabric's shm leaves files of 4 MiB behind when a process is killed, as tests do: those of processes that are no
+ * more are removed. */
+void test_sweep_shm(void);
 const char *test_env(const char *name, const char *preset);
 const char *test_transport(void);
 const char *test_gpu(void);

@@ -353,6 +353,7 @@ int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
     const char *side = test_env("WEFT_TEST_SIDE", "");
     if (!*side && must_skip())
         return 77;
+    test_sweep_shm();
     cmocka_set_test_filter(test_env("WEFT_TEST_CASE", "*"));
     cmocka_set_skip_filter(test_env("WEFT_TEST_CASE_NOT", ""));
     struct CMUnitTest *copy = malloc(n * sizeof *copy);

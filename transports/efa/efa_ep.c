@@ -13,6 +13,8 @@
 #include "efa.h"
 
 #define LEAST_CQ 1024u
+/* shm: the name may be that of a process that was killed and had this one's number; it is free then */
+#define MOST_BUSY 64
 
 int efa_fail(const struct efa_nic *nic, int rc, const char *what)
 {
@@ -60,18 +62,30 @@ static void end_close(struct efa_nic *nic, struct efa_end *end)
     *end = (struct efa_end){.fd = -1};
 }
 
-static int end_open(struct efa_nic *nic, struct efa_end *end)
+static int try_end(struct efa_nic *nic, struct efa_end *end)
 {
-    int rc = open_cq(nic, end);
-    if (rc)
-        return rc;
-    rc = fi_endpoint(nic->domain, nic->info, &end->ep, NULL);
+    int rc = fi_endpoint(nic->domain, nic->info, &end->ep, NULL);
     if (rc == 0)
         rc = fi_ep_bind(end->ep, &nic->av->fid, 0);
     if (rc == 0)
         rc = fi_ep_bind(end->ep, &end->cq->fid, FI_TRANSMIT | FI_RECV);
     if (rc == 0)
         rc = fi_enable(end->ep);
+    if (rc && end->ep) {
+        fi_close(&end->ep->fid);
+        end->ep = NULL;
+    }
+    return rc;
+}
+
+static int end_open(struct efa_nic *nic, struct efa_end *end)
+{
+    int rc = open_cq(nic, end), busy = 0;
+    if (rc)
+        return rc;
+    do
+        rc = try_end(nic, end);
+    while (rc == -FI_EBUSY && ++busy < MOST_BUSY);
     return rc ? efa_fail(nic, rc, "cannot open an endpoint") : 0;
 }
 
@@ -100,6 +114,10 @@ static int open_av(struct efa_nic *nic)
 static int open_domain(struct efa_nic *nic)
 {
     nic->buries = efa_quirk_begin(nic->info);
+    /* core lets in one thread at a time. A provider that says it is safe for more may still be told so; ofi_rxm (1.17)
+     * has been seen to wait for a lock of its own that it had not let go */
+    if (nic->info->domain_attr->data_progress == FI_PROGRESS_MANUAL)
+        nic->info->domain_attr->threading = FI_THREAD_DOMAIN;
     int rc = nic->lib->fabric(nic->info->fabric_attr, &nic->fabric, NULL);
     if (rc)
         return efa_fail(nic, rc, "cannot open the fabric");
