@@ -181,7 +181,7 @@ endfunction()
 
 function(weft_add_efa_double_test file)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LABELS")
-    set(worse as=efa,provider=${WEFT_EFA_tcp_rxm},narrow=1,local=1,provkey=1)
+    set(worse as=efa,provider=tcp+ofi_rxm,narrow=1,local=1,provkey=1)
     weft__test_entry(contract.${file}.efa.double contract_${file} TIMEOUT 240
                      LABELS contract efa fake double ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1 FI_TCP_IFACE=lo

@@ -98,6 +98,8 @@ static void read_setting(char *item)
         snprintf(set.provider, sizeof set.provider, "%s", value);
     else
         misuse(item);
+    for (char *at = set.provider; (at = strchr(at, '+')); at++)
+        *at = ';'; /* which CMake and shells would take for something else */
 }
 
 static void *symbol(void *file, const char *name)
