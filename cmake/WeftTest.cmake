@@ -179,14 +179,22 @@ function(weft_add_efa_test file)
     endforeach()
 endfunction()
 
-function(weft_add_efa_double_test file)
-    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "LABELS")
-    set(worse as=efa,provider=tcp+ofi_rxm,narrow=1,local=1,provkey=1)
-    weft__test_entry(contract.${file}.efa.double contract_${file} TIMEOUT 240
+# Over a libfabric with the attributes of EFA, that does all it may. double: over shm; noread: without READ, called efa.
+function(weft_add_efa_double_test double file)
+    cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "LABELS")
+    set(efa narrow=1,local=1,provkey=1)
+    set(worse seed=1,hold=6,delay=4,eagain=30,fail=23)
+    if(double STREQUAL "noread")
+        set(provider WEFT_EFA_PROVIDER=efa)
+        string(APPEND efa ,noread=1,as=efa,provider=tcp+ofi_rxm)
+    else()
+        set(provider WEFT_EFA_PROVIDER=shm)
+    endif()
+    weft__test_entry(contract.${file}.efa.${double} contract_${file} TIMEOUT 240
                      LABELS contract efa fake double ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1 FI_TCP_IFACE=lo
-                     FI_OFI_RXM_MSG_RX_SIZE=256 WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric>
-                     "FAKE_FABRIC=${worse},seed=1,hold=6,delay=4,eagain=30,fail=23")
+                     FI_OFI_RXM_MSG_RX_SIZE=256 WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric> ${provider}
+                     "FAKE_FABRIC=${efa},${worse}")
 endfunction()
 
 function(weft_add_gpu_test file)

@@ -158,8 +158,17 @@ struct efa_mem {
     void *desc;
     struct weft_mem_range range;
     uint64_t rkey, base;
-    struct efa_list leases;
+    struct efa_list leases, fetches;
     uint64_t deadline; /* mem_dereg was called: for leases to come back by themselves; 0: it was not */
+};
+
+/* A READ of the peer by messages: what of it is to be sent. */
+struct efa_fetch {
+    struct efa_list in, of_mem; /* link->fetches, mem->fetches */
+    struct efa_link *link;
+    uint32_t id; /* the peer's */
+    const uint8_t *from;
+    uint64_t len, done;
 };
 
 enum efa_region_state {
@@ -200,11 +209,12 @@ struct efa_op {
     uint32_t nreqs; /* under way, or to be posted again */
     uint32_t nmsgs; /* to be sent, or that the peer has not taken or answered */
     uint32_t seq;   /* of the message that waits to be taken */
-    uint32_t id;    /* ADD64 */
+    uint32_t id;    /* ADD64, and READ by messages */
     int32_t status;
     const char *why; /* of a bad status */
     uint64_t remote_addr, remote_key, len, ctx, value;
     uint64_t posted; /* bytes in reqs so far */
+    uint64_t fetched; /* bytes that came by messages */
     struct efa_slot *slot; /* inline: where the payload is */
     const struct weft_iov_local *iov; /* NULL: the payload is `one` */
     struct weft_iov_local one;
@@ -291,7 +301,9 @@ struct efa_link {
     uint64_t imm_seen[EFA_IMM_SEEN / 64]; /* bit n: number % EFA_IMM_SEEN has */
     struct efa_half *halves;
     uint32_t nhalves;
-    struct efa_list adds; /* ops */
+    struct efa_list asked; /* ops that the peer answers by a message */
+    struct efa_list fetches; /* of the peer */
+    uint32_t nfetches;
     /* cmds */
     uint32_t nposted; /* whose comp is not handed out */
     uint32_t nopen;   /* not ended */
@@ -339,6 +351,7 @@ struct efa_nic {
     uint32_t flying_most; /* reqs that libfabric has at once */
     bool wide; /* 64 bits of data arrive with a WRITE, not 32 */
     bool virt; /* remote memory is named by address, not by offset */
+    bool fetches; /* READ goes by messages */
     bool pick_keys; /* the provider takes keys, instead of making them */
     uint64_t key_mask;
     /* slots */
@@ -417,6 +430,8 @@ void efa_quirk_prepare(const char *provider);
 bool efa_quirk_begin(const struct fi_info *info);
 /* nic->flying_most and nic->chunk of a provider that stands still beyond. */
 void efa_quirk_limit(struct efa_nic *nic);
+/* Is a READ of this provider safe? */
+bool efa_quirk_reads(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
 bool efa_quirk_reachable(const struct efa_nic *nic, const struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);
@@ -458,6 +473,8 @@ uint32_t efa_mem_kinds(const struct efa_nic *nic);
 void efa_mem_lookup(struct efa_link *link, const struct efa_lookup_msg *msg);
 void efa_mem_returned(struct efa_link *link, uint32_t id);
 void efa_mem_add(struct efa_link *link, const struct efa_add_msg *msg);
+/* By core's key; NULL: none. */
+struct efa_mem *efa_mem_find(struct efa_nic *nic, uint64_t key);
 /* The link is gone. */
 void efa_mem_forget(struct efa_link *link);
 /* Does the peer hold leases that no reset has ended? */
@@ -468,15 +485,30 @@ void efa_mem_clean(struct efa_nic *nic);
 int efa_judge(uint64_t addr, uint64_t len, uint32_t access, uint8_t op, uint64_t at,
               uint64_t bytes);
 
+/* --- efa_fetch.c: READ by messages --- */
+
+void efa_fetch_asked(struct efa_link *link, const struct efa_fetch_msg *msg);
+/* The next bytes, into a message's body of at most `room` bytes, behind their struct efa_data_msg. Returns how many. */
+uint32_t efa_fetch_fill(const struct efa_fetch *fetch, void *body, uint32_t room);
+/* That message is on its way; the last one ends the fetch. */
+void efa_fetch_sent(struct efa_fetch *fetch, uint32_t n);
+void efa_fetch_data(struct efa_link *link, const struct efa_data_msg *msg, const void *bytes,
+                    size_t n);
+/* The memory goes, the link goes. */
+void efa_fetch_drop_mem(struct efa_mem *mem);
+void efa_fetch_drop(struct efa_link *link);
+
 /* --- efa_region.c: the peer's --- */
 
 /* What the op may use now; NULL: it waits for the answer, or it has ended. */
 struct efa_region *efa_region_of(struct efa_op *op);
 void efa_region_answer(struct efa_link *link, const struct efa_answer_msg *msg);
-void efa_region_revoke(struct efa_link *link, uint32_t id);
+void efa_region_revoke(struct efa_link *link, uint64_t key, uint32_t id);
 /* What is behind this key, asked for if it is not known. Good until something else is done, or as long as it has users;
  * NULL: no memory, and the link has failed. */
 struct efa_region *efa_region_get(struct efa_link *link, uint64_t key);
+/* In words. */
+const char *efa_refusal(int status);
 /* A user less. */
 void efa_region_leave(struct efa_region *region);
 /* What is known may be wrong: the next one asks again. */
@@ -545,6 +577,8 @@ void efa_op_fail(struct efa_op *op, int status, const char *why);
 /* A message of it was taken or answered. */
 void efa_op_message_done(struct efa_op *op);
 void efa_op_pump(struct efa_link *link);
+/* That waits for the answer to this question; NULL: none. */
+struct efa_op *efa_op_asked(struct efa_link *link, uint32_t id, enum weft_op kind);
 void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg);
 /* What waits behind all others: reqs that go once more. */
 void efa_req_again(struct efa_nic *nic);
@@ -556,6 +590,8 @@ void efa_op_drop_rest(struct efa_link *link);
 void efa_op_free(struct efa_op *op);
 /* The payload, into as many bytes. */
 void efa_op_gather(const struct efa_op *op, void *to);
+/* n bytes of it, which are within it. */
+void efa_op_scatter(const struct efa_op *op, uint64_t offset, const void *from, size_t n);
 
 /* --- efa_poll.c --- */
 

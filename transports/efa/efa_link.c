@@ -107,10 +107,10 @@ static int describe_own(struct efa_link *link)
 
 static void link_init(struct efa_link *link)
 {
-    struct efa_list *lists[] = {&link->in,      &link->busy,   &link->notes, &link->posted,
-                                &link->sends,   &link->untaken, &link->early, &link->telling,
-                                &link->adds,    &link->ops,    &link->fenced, &link->shorts,
-                                &link->bulk,    &link->regions, &link->stale,
+    struct efa_list *lists[] = {&link->in,    &link->busy,    &link->notes,   &link->posted,
+                                &link->sends, &link->untaken, &link->early,   &link->telling,
+                                &link->asked, &link->fetches, &link->ops,     &link->fenced,
+                                &link->bulk,  &link->shorts,  &link->regions, &link->stale,
                                 &link->leases};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         efa_list_init(lists[i]);
@@ -516,6 +516,7 @@ void efa_link_close(struct weft_link *base)
     if (link->to && !link->quiet_told)
         efa_msg_last(link, EFA_QUIET);
     efa_region_drop_all(link);
+    efa_fetch_drop(link);
     efa_mem_forget(link);
     efa_imm_drop(link);
     efa_msg_drop(link);

@@ -21,7 +21,7 @@ static struct efa_mem **bucket(struct efa_nic *nic, uint64_t key)
     return &nic->mems[key % EFA_BUCKETS];
 }
 
-static struct efa_mem *find(struct efa_nic *nic, uint64_t key)
+struct efa_mem *efa_mem_find(struct efa_nic *nic, uint64_t key)
 {
     struct efa_mem *mem = *bucket(nic, key);
     while (mem && mem->range.key != key)
@@ -81,6 +81,7 @@ int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,
         return weft_fail(-ENOMEM, "efa %s: no memory for a registration", nic->name);
     mem->range = *range;
     efa_list_init(&mem->leases);
+    efa_list_init(&mem->fetches);
     int rc = reg(nic, mem);
     if (rc) {
         free(mem);
@@ -127,7 +128,7 @@ static struct efa_lease *lease_get(struct efa_mem *mem, struct efa_link *link)
 void efa_mem_lookup(struct efa_link *link, const struct efa_lookup_msg *msg)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    struct efa_mem *mem = find(nic, le64toh(msg->key));
+    struct efa_mem *mem = efa_mem_find(nic, le64toh(msg->key));
     struct efa_lease *lease = mem ? lease_get(mem, link) : NULL;
     struct efa_answer_msg answer = {.id = msg->id};
     if (!lease) {
@@ -181,7 +182,7 @@ static void ask_back(struct efa_mem *mem)
 {
     for (struct efa_list *at = mem->leases.next, *next; at != &mem->leases; at = next) {
         struct efa_lease *lease = EFA_OF(at, struct efa_lease, of_mem);
-        struct efa_revoke_msg msg = {.id = htole32(lease->id)};
+        struct efa_revoke_msg msg = {.key = htole64(mem->range.key), .id = htole32(lease->id)};
         next = at->next;
         if (lease->link->state == EFA_LINK_UP)
             efa_msg_note(lease->link, EFA_REVOKE, &msg, sizeof msg);
@@ -203,6 +204,7 @@ int efa_mem_dereg(struct weft_nic *base, void *handle)
     struct efa_mem *mem = handle;
     if (!mem->deadline) {
         hide(nic, mem);
+        efa_fetch_drop_mem(mem);
         mem->deadline = weft_now() + REVOKE_NS;
         nic->nwaiting++;
         ask_back(mem);
@@ -234,7 +236,7 @@ int efa_judge(uint64_t addr, uint64_t len, uint32_t access, uint8_t op, uint64_t
 /* Atomic among all that add through this process, and with the additions of this host's processors. */
 void efa_mem_add(struct efa_link *link, const struct efa_add_msg *msg)
 {
-    struct efa_mem *mem = find(efa_nic_of(link), le64toh(msg->key));
+    struct efa_mem *mem = efa_mem_find(efa_nic_of(link), le64toh(msg->key));
     uint64_t addr = le64toh(msg->addr);
     struct efa_added_msg added = {.id = msg->id};
     int status = WEFT_EKEY;

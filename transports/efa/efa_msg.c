@@ -153,6 +153,15 @@ static enum efa_kind fill_body(struct efa_op *op, struct efa_slot *slot)
         slot->len = sizeof(struct efa_head) + sizeof add;
         return EFA_ADD;
     }
+    if (op->op == WEFT_OP_READ) {
+        struct efa_fetch_msg fetch = {.key = htole64(op->remote_key),
+                                      .addr = htole64(op->remote_addr),
+                                      .len = htole64(op->len),
+                                      .id = htole32(op->id)};
+        memcpy(body, &fetch, sizeof fetch);
+        slot->len = sizeof(struct efa_head) + sizeof fetch;
+        return EFA_FETCH;
+    }
     struct efa_imm_msg imm = {.imm = htole32(op->imm),
                               .seq = htole16(op->imm_seq),
                               .paired = htole16(op->numbered),
@@ -182,7 +191,33 @@ static void flush_sends(struct efa_link *link)
         if (rc <= 0)
             return;
         efa_list_remove(&op->in);
-        efa_list_push(op->op == WEFT_OP_ADD64 ? &link->adds : &link->untaken, &op->in);
+        bool asks = op->op == WEFT_OP_ADD64 || op->op == WEFT_OP_READ;
+        efa_list_push(asks ? &link->asked : &link->untaken, &op->in);
+    }
+}
+
+/* What the peer reads by messages. */
+static void flush_fetches(struct efa_link *link)
+{
+    struct efa_nic *nic = efa_nic_of(link);
+    uint32_t room = nic->base.attr.max_send;
+    while (!efa_list_empty(&link->fetches) && has_credit(link)) {
+        struct efa_fetch *fetch = EFA_OF(link->fetches.next, struct efa_fetch, in);
+        struct efa_slot *slot = efa_slot_get(&nic->larges);
+        if (!slot) {
+            efa_busy(link);
+            return;
+        }
+        uint32_t n = efa_fetch_fill(fetch, (struct efa_head *)slot->data + 1, room);
+        slot->len = (uint32_t)(sizeof(struct efa_head) + sizeof(struct efa_data_msg)) + n;
+        int rc = post(link, slot, EFA_DATA);
+        if (rc == 0) {
+            efa_slot_put(slot);
+            efa_busy(link);
+        }
+        if (rc <= 0)
+            return;
+        efa_fetch_sent(fetch, n);
     }
 }
 
@@ -206,6 +241,8 @@ void efa_msg_flush(struct efa_link *link)
         return;
     if (flush_notes(link) && link->state == EFA_LINK_UP)
         flush_sends(link);
+    if (link->state == EFA_LINK_UP)
+        flush_fetches(link);
     if (link->state < EFA_LINK_DOWN)
         flush_count(link);
 }
@@ -359,7 +396,8 @@ static void on_ack(struct efa_link *link, uint32_t ack)
         efa_list_remove(&op->in);
         efa_op_message_done(op);
     }
-    if (!efa_list_empty(&link->notes) || !efa_list_empty(&link->sends))
+    if (!efa_list_empty(&link->notes) || !efa_list_empty(&link->sends) ||
+        !efa_list_empty(&link->fetches))
         efa_busy(link);
 }
 
@@ -368,11 +406,12 @@ static const uint16_t body_len[EFA_KINDS] = {
     [EFA_LOOKUP] = sizeof(struct efa_lookup_msg), [EFA_ANSWER] = sizeof(struct efa_answer_msg),
     [EFA_REVOKE] = sizeof(struct efa_revoke_msg), [EFA_ADD] = sizeof(struct efa_add_msg),
     [EFA_ADDED] = sizeof(struct efa_added_msg),   [EFA_IMM] = sizeof(struct efa_imm_msg),
-    [EFA_STAY] = sizeof(struct efa_stay_msg),
+    [EFA_STAY] = sizeof(struct efa_stay_msg),     [EFA_FETCH] = sizeof(struct efa_fetch_msg),
+    [EFA_DATA] = sizeof(struct efa_data_msg),
 };
 
 /* A message of the transport's own that has come at its time. */
-static void take(struct efa_link *link, enum efa_kind kind, const void *body)
+static void take(struct efa_link *link, enum efa_kind kind, const void *body, size_t len)
 {
     union {
         struct efa_hello hello;
@@ -384,6 +423,8 @@ static void take(struct efa_link *link, enum efa_kind kind, const void *body)
         struct efa_added_msg added;
         struct efa_imm_msg imm;
         struct efa_stay_msg stay;
+        struct efa_fetch_msg fetch;
+        struct efa_data_msg data;
     } m;
     memcpy(&m, body, body_len[kind]); /* aligned */
     switch (kind) {
@@ -406,7 +447,7 @@ static void take(struct efa_link *link, enum efa_kind kind, const void *body)
         if (m.revoke.done)
             efa_mem_returned(link, le32toh(m.revoke.id));
         else
-            efa_region_revoke(link, le32toh(m.revoke.id));
+            efa_region_revoke(link, le64toh(m.revoke.key), le32toh(m.revoke.id));
         break;
     case EFA_ADD:
         efa_mem_add(link, &m.add);
@@ -420,6 +461,12 @@ static void take(struct efa_link *link, enum efa_kind kind, const void *body)
     case EFA_STAY:
         efa_link_on_stay(link, &m.stay);
         break;
+    case EFA_FETCH:
+        efa_fetch_asked(link, &m.fetch);
+        break;
+    case EFA_DATA:
+        efa_fetch_data(link, &m.data, (const uint8_t *)body + sizeof m.data, len - sizeof m.data);
+        break;
     default:
         break;
     }
@@ -430,7 +477,9 @@ static bool is_sound(struct efa_link *link, const struct efa_head *head, size_t 
 {
     uint32_t ahead = le32toh(head->seq) - link->taken;
     bool sound = head->kind >= EFA_CREDIT && head->kind < EFA_KINDS;
-    if (sound && head->kind != EFA_MSG)
+    if (sound && head->kind == EFA_DATA)
+        sound = len >= sizeof *head + sizeof(struct efa_data_msg);
+    else if (sound && head->kind != EFA_MSG)
         sound = len == sizeof *head + body_len[head->kind];
     /* without a number: a count, the goodbye, and what comes after it */
     if (sound && head->kind > EFA_BYE && head->kind != EFA_QUIET)
@@ -472,7 +521,7 @@ static bool arrived(struct efa_link *link, struct efa_slot *slot)
         efa_list_push(&nic->arrivals, &slot->in);
         return true;
     }
-    take(link, kind, head + 1);
+    take(link, kind, head + 1, slot->len - sizeof *head);
     if (link->state < EFA_LINK_DOWN)
         efa_msg_taken(link, le32toh(head->seq));
     return false;

@@ -115,6 +115,24 @@ void efa_op_gather(const struct efa_op *op, void *to)
     }
 }
 
+void efa_op_scatter(const struct efa_op *op, uint64_t offset, const void *from, size_t n)
+{
+    uint32_t npieces;
+    const struct weft_iov_local *pieces = pieces_of(op, &npieces);
+    const uint8_t *at = from;
+    for (uint32_t i = 0; i < npieces && n > 0; i++) {
+        if (offset >= pieces[i].len) {
+            offset -= pieces[i].len;
+            continue;
+        }
+        size_t part = pieces[i].len - offset < n ? pieces[i].len - offset : n;
+        memcpy((uint8_t *)pieces[i].addr + offset, at, part);
+        at += part;
+        n -= part;
+        offset = 0;
+    }
+}
+
 struct pieces {
     struct iovec iov[EFA_MAX_PIECES];
     void *desc[EFA_MAX_PIECES];
@@ -416,12 +434,18 @@ void efa_op_ready(struct efa_op *op)
     efa_busy(link);
 }
 
+static bool is_message(const struct efa_op *op)
+{
+    return op->op == WEFT_OP_SEND || op->op == WEFT_OP_ADD64 ||
+           (op->op == WEFT_OP_READ && efa_nic_of(op->link)->fetches);
+}
+
 static void admit(struct efa_op *op)
 {
     struct efa_link *link = op->link;
     link->nopen++;
     efa_nic_of(link)->nlong += op->len > EFA_SHORT;
-    if (op->op == WEFT_OP_SEND || op->op == WEFT_OP_ADD64) {
+    if (is_message(op)) {
         op->nmsgs++;
         op->posted = op->len;
         op->id = link->next_id++;
@@ -538,21 +562,30 @@ int efa_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     return took > 0 || rc >= 0 ? took : rc;
 }
 
+struct efa_op *efa_op_asked(struct efa_link *link, uint32_t id, enum weft_op kind)
+{
+    for (struct efa_list *at = link->asked.next; at != &link->asked; at = at->next) {
+        struct efa_op *op = EFA_OF(at, struct efa_op, in);
+        if (op->id == id && op->op == kind)
+            return op;
+    }
+    return NULL;
+}
+
 void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg)
 {
-    for (struct efa_list *at = link->adds.next; at != &link->adds; at = at->next) {
-        struct efa_op *op = EFA_OF(at, struct efa_op, in);
-        if (op->id != le32toh(msg->id))
-            continue;
-        op->status = (int32_t)le32toh((uint32_t)msg->status);
-        op->why = op->status ? "the peer refused the addition" : NULL;
-        op->value = le64toh(msg->value);
-        efa_list_remove(&op->in);
-        efa_op_message_done(op);
+    struct efa_op *op = efa_op_asked(link, le32toh(msg->id), WEFT_OP_ADD64);
+    if (!op) {
+        efa_link_fail(link, WEFT_EPROTO,
+                      "efa %s: the peer answers an addition that was not asked for",
+                      efa_nic_of(link)->name);
         return;
     }
-    efa_link_fail(link, WEFT_EPROTO, "efa %s: the peer answers an addition that was not asked for",
-                  efa_nic_of(link)->name);
+    op->status = (int32_t)le32toh((uint32_t)msg->status);
+    op->why = op->status ? "the peer refused the addition" : NULL;
+    op->value = le64toh(msg->value);
+    efa_list_remove(&op->in);
+    efa_op_message_done(op);
 }
 
 /* --- the end --------------------------------------------------------------------------------------------- */

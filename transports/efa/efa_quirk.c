@@ -12,6 +12,10 @@
  *
  * ofi_rxd (1.17): from 128 short operations on, which is how many packets it sends ahead, and under long ones both ways
  * that lose packets, it stands still.
+ *
+ * tcp (1.17 to 2.6): a connection that is closed, or found broken by who sends, while half of the answer to a READ is here,
+ * frees that READ twice, and reports it the second time with a context of NULL, with which ofi_rxm ends the process.
+ * (tcpx_ep_flush_all_queues: cur_rx.entry is the head of rma_read_queue, too.) So nothing is read there.
  */
 #include <pthread.h>
 #include <stdlib.h>
@@ -50,6 +54,11 @@ void efa_quirk_limit(struct efa_nic *nic)
     nic->flying_most = RXD_FLYING;
     if (nic->chunk > RXD_CHUNK)
         nic->chunk = RXD_CHUNK;
+}
+
+bool efa_quirk_reads(const struct fi_info *info)
+{
+    return !strstr(info->fabric_attr->prov_name, "tcp");
 }
 
 bool efa_quirk_reachable(const struct efa_nic *nic, const struct efa_process *process)

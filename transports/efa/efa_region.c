@@ -29,9 +29,29 @@ static void unlist(struct efa_region *region)
     efa_list_push(&link->stale, &region->in);
 }
 
-static void give_back(struct efa_link *link, uint32_t id)
+/* Reqs end by themselves until then. */
+static void owe(struct efa_region *region, uint32_t id)
 {
-    struct efa_revoke_msg msg = {.id = htole32(id), .done = htole32(1)};
+    region->owed = true;
+    region->id = id;
+    if (!region->deadline) {
+        region->deadline = weft_now() + STALE_NS;
+        efa_nic_of(region->link)->nwaiting++;
+    }
+}
+
+/* Nothing is under way to what is behind this key; or, if something is that went out when it was known by another
+ * question, that will give it back. */
+static void give_back(struct efa_link *link, uint64_t key, uint32_t id)
+{
+    struct efa_revoke_msg msg = {.key = htole64(key), .id = htole32(id), .done = htole32(1)};
+    for (struct efa_list *at = link->stale.next; at != &link->stale; at = at->next) {
+        struct efa_region *region = EFA_OF(at, struct efa_region, in);
+        if (region->key == key && region->users > 0) {
+            owe(region, id);
+            return;
+        }
+    }
     if (link->state == EFA_LINK_UP)
         efa_msg_note(link, EFA_REVOKE, &msg, sizeof msg);
 }
@@ -46,7 +66,7 @@ static void settle(struct efa_region *region)
     if (region->deadline)
         efa_nic_of(link)->nwaiting--;
     if (region->owed)
-        give_back(link, region->id);
+        give_back(link, region->key, region->id);
     free(region);
 }
 
@@ -109,7 +129,7 @@ void efa_region_leave(struct efa_region *region)
 
 /* --- ops ------------------------------------------------------------------------------------------------- */
 
-static const char *reason(int status)
+const char *efa_refusal(int status)
 {
     return status == WEFT_EKEY      ? "the peer has no memory under this key"
            : status == WEFT_EBOUNDS ? "it leaves the peer's memory"
@@ -123,7 +143,7 @@ static bool pass(struct efa_op *op, const struct efa_region *region)
     int status = efa_judge(region->addr, region->len, region->access, op->op, op->remote_addr,
                            op->len);
     if (status)
-        efa_op_fail(op, status, reason(status));
+        efa_op_fail(op, status, efa_refusal(status));
     return status == 0;
 }
 
@@ -146,7 +166,7 @@ static void move_ops(struct efa_region *region)
         struct efa_op *op = EFA_OF(region->ops.next, struct efa_op, in);
         efa_list_remove(&op->in);
         if (region->state == EFA_REGION_NONE)
-            efa_op_fail(op, region->status, reason(region->status));
+            efa_op_fail(op, region->status, efa_refusal(region->status));
         else if (pass(op, region))
             efa_op_ready(op);
     }
@@ -192,22 +212,20 @@ void efa_region_answer(struct efa_link *link, const struct efa_answer_msg *msg)
     efa_busy(link);
 }
 
-void efa_region_revoke(struct efa_link *link, uint32_t id)
+void efa_region_revoke(struct efa_link *link, uint64_t key, uint32_t id)
 {
     struct efa_region *region = find(link, id);
     if (region && region->state == EFA_REGION_ASKED)
         region->recalled = true;
     if (!region || region->state == EFA_REGION_ASKED) {
-        give_back(link, id);
+        give_back(link, key, id);
         return;
     }
     unlist(region);
     region->state = EFA_REGION_STALE;
     region->owed = true;
-    if (region->users > 0) {
-        region->deadline = weft_now() + STALE_NS;
-        efa_nic_of(link)->nwaiting++;
-    }
+    if (region->users > 0)
+        owe(region, id);
     settle(region);
 }
 

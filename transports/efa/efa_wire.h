@@ -54,6 +54,8 @@ enum efa_kind {
     EFA_ADDED,      /* struct efa_added_msg */
     EFA_IMM,        /* an immediate: struct efa_imm_msg */
     EFA_STAY,       /* do not sleep, your progress is wanted: struct efa_stay_msg */
+    EFA_FETCH,      /* READ by messages: struct efa_fetch_msg */
+    EFA_DATA,       /* struct efa_data_msg, and bytes */
     EFA_QUIET,      /* answer to a BYE: nothing of the sender is under way to the receiver's memory */
     EFA_KINDS
 };
@@ -101,6 +103,7 @@ struct efa_answer_msg {
 /* To who asked: end what is under way there, and ask no more; back: it has ended. May come before the
  * answer to id. */
 struct efa_revoke_msg {
+    uint64_t key;
     uint32_t id;
     uint32_t done; /* 0: asks; 1: answers */
 };
@@ -115,6 +118,19 @@ struct efa_added_msg {
     uint32_t id;
     int32_t status;
     uint64_t value; /* before the addition */
+};
+
+struct efa_fetch_msg {
+    uint64_t key, addr, len;
+    uint32_t id;
+    uint32_t pad;
+};
+
+/* Bytes from `offset` of what was asked for; of a bad status none, and none later. */
+struct efa_data_msg {
+    uint64_t offset;
+    uint32_t id;
+    int32_t status;
 };
 
 /* paired: a WRITE carries `seq`, and the immediate has arrived when both have. Else: it has. */

@@ -28,12 +28,13 @@
 #define MOST_POOL 512   /* completions of a queue that wait to be read */
 #define MOST_PIECES 8
 #define MOST_NAME 32
+#define READS (FI_READ | FI_REMOTE_READ)
 
 /* --- settings ---------------------------------------------------------------------------------------------- */
 
 static struct {
     uint64_t random;
-    unsigned hold, delay, eagain, fail, narrow, local, provkey;
+    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread;
     char as[MOST_NAME], provider[64];
 } set = {.random = 1};
 
@@ -92,6 +93,8 @@ static void read_setting(char *item)
         set.local = number;
     else if (!strcmp(item, "provkey"))
         set.provkey = number;
+    else if (!strcmp(item, "noread"))
+        set.noread = number;
     else if (!strcmp(item, "as"))
         snprintf(set.as, sizeof set.as, "%s", value);
     else if (!strcmp(item, "provider"))
@@ -308,6 +311,8 @@ static ssize_t own_writemsg(struct fid_ep *fid, const struct fi_msg_rma *msg, ui
 
 static ssize_t own_readmsg(struct fid_ep *fid, const struct fi_msg_rma *msg, uint64_t flags)
 {
+    if (set.noread)
+        misuse("a READ, which the provider does not have");
     return rma(fid, 'R', msg, flags);
 }
 
@@ -545,6 +550,8 @@ static void redo(struct fi_info *info)
 {
     rename_provider(info->fabric_attr, set.provider, set.as);
     info->tx_attr->msg_order = info->rx_attr->msg_order = 0;
+    if (set.noread)
+        info->caps &= ~READS;
     if (set.narrow)
         info->domain_attr->cq_data_size = 4;
     if (set.local)
@@ -558,6 +565,8 @@ static struct fi_info *undone(const struct fi_info *info)
 {
     struct fi_info *copy = real_dupinfo(info);
     rename_provider(copy->fabric_attr, set.as, set.provider);
+    if (set.noread)
+        copy->caps |= READS;
     if (set.narrow)
         copy->domain_attr->cq_data_size = 8;
     copy->domain_attr->mr_mode &= ~((set.local ? FI_MR_LOCAL : 0) | (set.provkey ? FI_MR_PROV_KEY : 0));
