@@ -189,6 +189,7 @@ function(weft_add_efa_double_test double file)
         string(APPEND efa ,noread=1,as=efa,provider=tcp+ofi_rxm)
     else()
         set(provider WEFT_EFA_PROVIDER=shm)
+        string(APPEND efa ,noinject=1)
     endif()
     weft__test_entry(contract.${file}.efa.${double} contract_${file} TIMEOUT 240
                      LABELS contract efa fake double ${arg_LABELS} ENVIRONMENT

@@ -14,6 +14,7 @@
 #define CLOSE_NS 100000000u /* for goodbyes to leave */
 #define SMALL 320           /* bytes of a slot: the transport's own messages, inline payload */
 #define LEAST_SEND 4096     /* what core needs */
+#define MOST_INJECT 512     /* beyond, a copy costs more than a completion */
 
 /* --- limits ---------------------------------------------------------------------------------------------- */
 
@@ -37,6 +38,7 @@ static int read_limits(struct efa_nic *nic)
     size_t key_size = info->domain_attr->mr_key_size;
     nic->chunk = least(nic->chunk, info->ep_attr->max_msg_size);
     nic->recvs_most = (uint32_t)least(nic->recvs_most, info->rx_attr->size);
+    nic->inject = (uint32_t)least(info->tx_attr->inject_size, MOST_INJECT);
     nic->flying_most = UINT32_MAX;
     efa_quirk_limit(nic);
     nic->max_pieces = (uint32_t)least(info->tx_attr->iov_limit, EFA_MAX_PIECES);

@@ -42,6 +42,7 @@
 #define EFA_SEEN 1024                      /* most credits; messages of a link that may overtake each other */
 #define EFA_REGIONS 1024                   /* of the peer's memory that a link remembers */
 #define EFA_NOTES 4096                     /* messages of the transport that may wait for a credit */
+#define EFA_INJECTED 8                     /* messages of a link in a row whose fate nobody reports */
 #define EFA_TRIES 4                        /* times that a req fails before its op does */
 
 struct efa_nic;
@@ -140,6 +141,7 @@ struct efa_process {
     uint64_t started;
     int fd;
     bool dead;
+    bool heard; /* something of it came since it was last looked at */
 };
 
 /* --- memory --------------------------------------------------------------------------------------------- */
@@ -280,6 +282,8 @@ struct efa_link {
     bool epoch_known;
     /* messages out */
     uint32_t window;  /* that the peer gives */
+    uint32_t ninjected; /* in a row */
+    uint64_t unsure;  /* since when messages are out whose fate nobody reports; 0: none */
     uint32_t seq, acked;
     struct efa_list notes;  /* slots of the transport's own, to be posted */
     struct efa_list posted; /* slots that libfabric has */
@@ -348,6 +352,7 @@ struct efa_nic {
     /* limits and settings */
     uint64_t chunk;
     uint32_t max_pieces, credits, recvs_most, depth;
+    uint32_t inject; /* longest message that libfabric takes over at once */
     uint32_t flying_most; /* reqs that libfabric has at once */
     bool wide; /* 64 bits of data arrive with a WRITE, not 32 */
     bool virt; /* remote memory is named by address, not by offset */
@@ -382,6 +387,7 @@ struct efa_nic {
     uint32_t ndown;
     uint32_t nstays, nstaying; /* links that want this side awake; whose peers this side wants awake */
     uint32_t nwaiting; /* links, regions and mems with a deadline */
+    uint32_t nleases;
     uint32_t nlast;    /* last words that libfabric has */
     uint32_t nlong;    /* long ops */
     uint64_t looked;   /* when deadlines were last looked at */
@@ -433,7 +439,7 @@ void efa_quirk_limit(struct efa_nic *nic);
 /* Is a READ of this provider safe? */
 bool efa_quirk_reads(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
-bool efa_quirk_reachable(const struct efa_nic *nic, const struct efa_process *process);
+bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);
 void efa_quirk_end(void);
 
@@ -557,6 +563,8 @@ void efa_msg_tell(struct efa_nic *nic, bool all);
 void efa_msg_early(struct efa_link *link);
 void efa_msg_arrived(struct efa_nic *nic, struct efa_slot *slot, size_t len);
 void efa_msg_sent(struct efa_nic *nic, struct efa_slot *slot, int error, const char *why);
+/* Messages whose fate nobody reports have not been acknowledged for long: one is sent whose fate is reported. */
+void efa_msg_tick(struct efa_link *link, uint64_t now);
 /* The user has it. */
 void efa_msg_taken(struct efa_link *link, uint32_t seq);
 void efa_msg_take_back(struct efa_nic *nic);

@@ -546,6 +546,7 @@ void efa_link_tick(struct efa_nic *nic, uint64_t now)
                               nic->name);
         }
         look_at_work(link, now);
+        efa_msg_tick(link, now);
         efa_region_tick(link, now);
     }
 }

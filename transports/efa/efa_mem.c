@@ -103,6 +103,7 @@ static void lease_free(struct efa_lease *lease)
 {
     efa_list_remove(&lease->of_mem);
     efa_list_remove(&lease->of_link);
+    efa_nic_of(lease->link)->nleases--;
     free(lease);
 }
 
@@ -122,6 +123,7 @@ static struct efa_lease *lease_get(struct efa_mem *mem, struct efa_link *link)
     efa_list_init(&lease->of_link);
     efa_list_push(&mem->leases, &lease->of_mem);
     efa_list_push(&link->leases, &lease->of_link);
+    efa_nic_of(link)->nleases++;
     return lease;
 }
 

@@ -14,6 +14,7 @@
 
 #define TELL_POLLS 16 /* for an answer to carry the count of what was taken, before a message is made of it */
 #define SPARE_RECVS 32
+#define UNSURE_NS 1000000000u
 
 /* --- out ------------------------------------------------------------------------------------------------- */
 
@@ -62,14 +63,35 @@ static void slot_end(struct efa_nic *nic, struct efa_slot *slot)
     efa_slot_put(slot);
 }
 
+/* The fate of what is injected is not reported. */
+static void set_unsure(struct efa_link *link, uint64_t since)
+{
+    efa_nic_of(link)->nwaiting += (link->unsure == 0 && since) - (link->unsure && since == 0);
+    link->unsure = since;
+}
+
+void efa_msg_tick(struct efa_link *link, uint64_t now)
+{
+    if (!link->unsure || now - link->unsure < UNSURE_NS)
+        return;
+    set_unsure(link, 0);
+    link->ninjected = EFA_INJECTED;
+    link->tell = true;
+    efa_busy(link);
+}
+
 /* 1 posted; 0 no room, the slot is as before; or the link has failed, and the slot is gone. */
 static int post(struct efa_link *link, struct efa_slot *slot, enum efa_kind kind)
 {
     struct efa_nic *nic = efa_nic_of(link);
+    bool inject = slot->len <= nic->inject && link->ninjected < EFA_INJECTED;
+    int rc = -FI_EAGAIN;
     fill_head(link, slot, kind);
     slot->link = link;
     slot->to = link->to;
-    int rc = efa_quirk_reachable(nic, link->process) ? hand_over(nic, slot) : -FI_EAGAIN;
+    if (efa_quirk_reachable(nic, link->process))
+        rc = inject ? (int)fi_inject(nic->message.ep, slot->data, slot->len, slot->to->addr)
+                    : hand_over(nic, slot);
     if (rc == -FI_EAGAIN) {
         slot->to = NULL;
         return 0;
@@ -82,7 +104,14 @@ static int post(struct efa_link *link, struct efa_slot *slot, enum efa_kind kind
                       nic->lib->strerror(-rc));
         return WEFT_ELINK;
     }
-    efa_list_push(&link->posted, &slot->in);
+    if (inject) {
+        slot_end(nic, slot);
+        if (!link->unsure && kind > EFA_BYE) /* the peer acknowledges it */
+            set_unsure(link, nic->looked);
+    } else {
+        efa_list_push(&link->posted, &slot->in);
+    }
+    link->ninjected = inject ? link->ninjected + 1 : 0;
     link->seq += kind > EFA_BYE;
     told(link);
     return 1;
@@ -389,6 +418,8 @@ static void on_ack(struct efa_link *link, uint32_t ack)
     if (ack - link->acked > link->seq - link->acked)
         return; /* an old one, or nonsense */
     link->acked = ack;
+    if (link->unsure && ack == link->seq)
+        set_unsure(link, 0);
     while (!efa_list_empty(&link->untaken)) {
         struct efa_op *op = EFA_OF(link->untaken.next, struct efa_op, in);
         if (op->seq - ack < EFA_SEEN)
@@ -534,6 +565,8 @@ void efa_msg_arrived(struct efa_nic *nic, struct efa_slot *slot, size_t len)
     slot->len = (uint32_t)len;
     if (link && link->own.token != head->token)
         link = NULL;
+    if (link && link->process)
+        link->process->heard = true;
     if (link && is_sound(link, head, len)) {
         on_ack(link, le32toh(head->ack));
         if (arrived(link, slot))
@@ -582,4 +615,5 @@ void efa_msg_drop(struct efa_link *link)
     }
     forget_slots(&nic->arrivals, link);
     efa_list_remove(&link->telling);
+    set_unsure(link, 0);
 }

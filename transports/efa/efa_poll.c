@@ -95,10 +95,12 @@ static int read_cq(struct efa_nic *nic, struct fid_cq *cq)
     return (int)n;
 }
 
-/* work has something to do only when this side wants something. */
+/* work has something to do only when this side wants something, target when a peer was told of memory. */
 int efa_progress(struct efa_nic *nic)
 {
-    int n = read_cq(nic, nic->message.cq) + read_cq(nic, nic->target.cq);
+    int n = read_cq(nic, nic->message.cq);
+    if (nic->nleases > 0 || nic->waited)
+        n += read_cq(nic, nic->target.cq);
     if (!efa_list_empty(&nic->flying) || !efa_list_empty(&nic->busy) || nic->waited)
         n += read_cq(nic, nic->work.cq);
     return n;

@@ -61,9 +61,13 @@ bool efa_quirk_reads(const struct fi_info *info)
     return !strstr(info->fabric_attr->prov_name, "tcp");
 }
 
-bool efa_quirk_reachable(const struct efa_nic *nic, const struct efa_process *process)
+bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
 {
-    return !nic->buries || efa_process_alive(process);
+    if (!nic->buries || !process)
+        return true;
+    bool heard = process->heard;
+    process->heard = false;
+    return heard || efa_process_alive(process);
 }
 
 void efa_quirk_bury(struct fid *fid)

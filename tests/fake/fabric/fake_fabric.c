@@ -34,7 +34,7 @@
 
 static struct {
     uint64_t random;
-    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread;
+    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject;
     char as[MOST_NAME], provider[64];
 } set = {.random = 1};
 
@@ -95,6 +95,8 @@ static void read_setting(char *item)
         set.provkey = number;
     else if (!strcmp(item, "noread"))
         set.noread = number;
+    else if (!strcmp(item, "noinject"))
+        set.noinject = number;
     else if (!strcmp(item, "as"))
         snprintf(set.as, sizeof set.as, "%s", value);
     else if (!strcmp(item, "provider"))
@@ -148,7 +150,8 @@ struct object {
 
 /* An operation on its way out. */
 struct held {
-    uint8_t op; /* 'S', 'W', 'R' */
+    uint8_t op; /* 'S', 'I' (inject), 'W', 'R' */
+    void *copy; /* inject: the bytes */
     uint64_t flags, data;
     fi_addr_t addr;
     void *context;
@@ -224,6 +227,12 @@ static void forget(struct object *object)
 static int hand_on(struct ep *ep, const struct held *held)
 {
     struct fid_ep *fid = (struct fid_ep *)ep->object.fid;
+    if (held->op == 'I') {
+        int rc = (int)ep->msg->inject(fid, held->copy, held->n, held->addr);
+        if (rc != -FI_EAGAIN)
+            free(held->copy);
+        return rc;
+    }
     if (held->op == 'S') {
         struct fi_msg msg = {.msg_iov = held->iov, .desc = (void **)held->desc,
                              .iov_count = held->n, .addr = held->addr, .context = held->context,
@@ -255,7 +264,7 @@ static void let_out(struct ep *ep)
 
 static void check_pieces(const struct held *held)
 {
-    for (size_t i = 0; i < held->n; i++)
+    for (size_t i = 0; held->op != 'I' && i < held->n; i++)
         if (set.local && held->iov[i].iov_len > 0 && !held->desc[i])
             misuse("a piece of local memory is not registered");
     if (set.narrow && held->data >> 32)
@@ -267,8 +276,9 @@ static ssize_t take(struct ep *ep, const struct held *held)
     check_pieces(held);
     if (chance(set.eagain) || ep->n == MOST_HELD || ep->cq->nfailed == MOST_HELD)
         return -FI_EAGAIN;
-    ep->posted += held->op != 'S';
-    if (set.fail && held->op != 'S' && ep->posted % set.fail == 0) {
+    bool is_rma = held->op == 'W' || held->op == 'R';
+    ep->posted += is_rma;
+    if (set.fail && is_rma && ep->posted % set.fail == 0) {
         ep->cq->failed[ep->cq->nfailed++] = held->context;
         return 0;
     }
@@ -294,6 +304,18 @@ static ssize_t own_sendmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_
                         .context = msg->context};
     copy_pieces(&held, msg->msg_iov, msg->desc, msg->iov_count);
     return take(find(&fid->fid), &held);
+}
+
+static ssize_t own_inject(struct fid_ep *fid, const void *buf, size_t len, fi_addr_t addr)
+{
+    struct held held = {.op = 'I', .copy = malloc(len), .n = len, .addr = addr};
+    if (set.noinject || !held.copy)
+        misuse("inject, which the provider does not have");
+    memcpy(held.copy, buf, len);
+    ssize_t rc = take(find(&fid->fid), &held);
+    if (rc == -FI_EAGAIN)
+        free(held.copy);
+    return rc;
 }
 
 static ssize_t rma(struct fid_ep *fid, uint8_t op, const struct fi_msg_rma *msg, uint64_t flags)
@@ -328,6 +350,7 @@ static int own_ep_control(struct fid *fid, int command, void *arg)
     ep->msg_own = *ep->msg;
     ep->rma_own = *ep->rma;
     ep->msg_own.sendmsg = own_sendmsg;
+    ep->msg_own.inject = own_inject;
     ep->rma_own.writemsg = own_writemsg;
     ep->rma_own.readmsg = own_readmsg;
     real->msg = &ep->msg_own;
@@ -361,6 +384,8 @@ static int own_ep_close(struct fid *fid)
         at = &(*at)->of_cq;
     if (at)
         *at = ep->of_cq;
+    for (unsigned i = 0; i < ep->n; i++)
+        free(ep->held[i].copy);
     free(ep);
     return fid->ops->close(fid);
 }
@@ -552,6 +577,8 @@ static void redo(struct fi_info *info)
     info->tx_attr->msg_order = info->rx_attr->msg_order = 0;
     if (set.noread)
         info->caps &= ~READS;
+    if (set.noinject)
+        info->tx_attr->inject_size = 0;
     if (set.narrow)
         info->domain_attr->cq_data_size = 4;
     if (set.local)
