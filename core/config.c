@@ -248,6 +248,30 @@ const char *weft_config_str(const char *name)
     return text;
 }
 
+static int is_one_of(const char *item, size_t len, const char *const *names, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (strlen(names[i]) == len && memcmp(names[i], item, len) == 0)
+            return 1;
+    return 0;
+}
+
+int weft_config_selects(const char *setting, const char *const *names, int n)
+{
+    int any_wanted = 0, wanted = 0;
+    for (const char *at = weft_config_str(setting); *at;) {
+        size_t len = strcspn(at, ",");
+        int excludes = *at == '^';
+        int named = is_one_of(at + excludes, len - (size_t)excludes, names, n);
+        if (excludes && named)
+            return 0;
+        any_wanted |= !excludes && len > 0;
+        wanted |= !excludes && named;
+        at += len + (at[len] == ',');
+    }
+    return wanted || !any_wanted;
+}
+
 int weft__config_check(void)
 {
     for (size_t i = 0; i < COUNT; i++) {

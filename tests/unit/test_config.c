@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/config.c: values, sources, ranges; options structs of other versions. */
+/* core/config.c: values, sources, ranges, lists; options structs of other versions. core/library.c. */
 #include "helpers.h"
 
 #include <errno.h>
@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "util.h"
+#include "weft/transport.h"
 
 static struct weft_config_item item(const char *name)
 {
@@ -137,9 +138,65 @@ static void errors_have_names_texts_and_scopes(void **state)
     assert_int_equal(weft_err_scope(0), WEFT_SCOPE_NONE);
 }
 
+/* A device "d0", which is also "d0:1". */
+static void lists_choose_devices(void **state)
+{
+    (void)state;
+    const char *names[] = {"d0", "d0:1"};
+    const struct {
+        const char *list;
+        int chosen;
+    } lists[] = {{"", 1},      {"d0", 1},      {"d0:1", 1},  {"d1", 0},        {"d", 0},
+                 {"d00", 0},   {"d1,d0", 1},   {"^d0", 0},   {"^d0:1", 0},     {"^d1", 1},
+                 {",", 1},     {"d1,,d0,", 1}, {"^", 1},     {"d0,^d0:1", 0},  {"^d1,d2", 0}};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(lists); i++) {
+        assert_int_equal(weft_config_set("WEFT_VERBS_DEVICES", lists[i].list), 0);
+        assert_int_equal(weft_config_selects("WEFT_VERBS_DEVICES", names, 2), lists[i].chosen);
+    }
+    weft_config_set("WEFT_VERBS_DEVICES", NULL);
+}
+
+/* --- a vendor's library ------------------------------------------------------------------- */
+
+static int fills;
+static void *found;
+
+static int fill(void *opened);
+static struct weft_library library = WEFT_LIBRARY(.whose = "test", .setting = "WEFT_EFA_LIBRARY",
+                                                  .package = "package p", .fill = fill);
+
+static int fill(void *opened)
+{
+    fills++;
+    return weft_library_find(&library, opened, "cos", &found);
+}
+
+static void a_library_is_opened_once(void **state)
+{
+    (void)state;
+    const char *missing = "/nowhere/lib.so", *wrong = "libdl.so.2", *right = "libm.so.6";
+    weft_config_set("WEFT_EFA_LIBRARY", missing);
+    assert_int_equal(weft_library_open(&library), WEFT_ENODEV);
+    assert_non_null(strstr(weft_last_error(), "package p"));
+    weft_config_set("WEFT_EFA_LIBRARY", wrong); /* it opens, but lacks the function */
+    assert_int_equal(weft_library_open(&library), WEFT_ENODEV);
+    assert_non_null(strstr(weft_last_error(), "lacks cos"));
+    weft_config_set("WEFT_EFA_LIBRARY", right);
+    assert_int_equal(weft_library_open(&library), 0);
+    assert_int_equal(weft_library_open(&library), 0);
+    assert_int_equal(fills, 2);
+    assert_non_null(found);
+    weft_config_set("WEFT_EFA_LIBRARY", wrong);
+    assert_int_equal(weft_library_open(&library), WEFT_ENODEV);
+    assert_non_null(strstr(weft_last_error(), "in use already"));
+    weft_config_set("WEFT_EFA_LIBRARY", NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(lists_choose_devices),
+        cmocka_unit_test(a_library_is_opened_once),
         cmocka_unit_test(a_value_has_a_source),
         cmocka_unit_test(sizes_have_units),
         cmocka_unit_test(log_levels_are_checked),

@@ -75,25 +75,9 @@ static const char *wanted_provider(void)
     return weft_config_str("WEFT_EFA_PROVIDER");
 }
 
-/* --- the list of the user -------------------------------------------------------------------------------- */
-
-/* WEFT_EFA_DEVICES: "a,b" are the only ones, "^c" is not one. */
 static bool is_wanted(const char *device)
 {
-    const char *at = weft_config_str("WEFT_EFA_DEVICES");
-    bool any_wanted = false, wanted = false;
-    while (*at) {
-        size_t len = strcspn(at, ",");
-        bool excludes = *at == '^';
-        bool names = strlen(device) == len - excludes &&
-                     memcmp(at + excludes, device, len - excludes) == 0;
-        if (excludes && names)
-            return false;
-        any_wanted |= !excludes && len > 0;
-        wanted |= !excludes && names;
-        at += len + (at[len] == ',');
-    }
-    return wanted || !any_wanted;
+    return weft_config_selects("WEFT_EFA_DEVICES", &device, 1);
 }
 
 /* --- the devices of the provider that is asked for ------------------------------------------------------- */

@@ -14,32 +14,13 @@
 
 /* --- the list of the user --------------------------------------------------------------------------- */
 
-/* An item names a device, or one port of it as "name:port". */
-static bool item_names(const char *item, size_t len, const char *device, int port)
-{
-    char full[NAME_LEN + 8];
-    snprintf(full, sizeof full, "%s:%d", device, port);
-    return (strlen(device) == len && memcmp(item, device, len) == 0) ||
-           (strlen(full) == len && memcmp(item, full, len) == 0);
-}
-
-/* WEFT_VERBS_DEVICES: "a,b" are the only ones, "^c" is not one. */
+/* WEFT_VERBS_DEVICES names devices, or a port of one as "name:port". */
 static bool is_wanted(const char *device, int port)
 {
-    const char *at = weft_config_str("WEFT_VERBS_DEVICES");
-    bool any_wanted = false, wanted = false;
-    while (*at) {
-        size_t len = strcspn(at, ",");
-        bool excludes = *at == '^';
-        const char *item = at + excludes;
-        bool names = item_names(item, len - excludes, device, port);
-        if (excludes && names)
-            return false;
-        any_wanted |= !excludes && len > 0;
-        wanted |= !excludes && names;
-        at += len + (at[len] == ',');
-    }
-    return wanted || !any_wanted;
+    char full[NAME_LEN + 8];
+    const char *names[] = {device, full};
+    snprintf(full, sizeof full, "%s:%d", device, port);
+    return weft_config_selects("WEFT_VERBS_DEVICES", names, 2);
 }
 
 /* --- the address ------------------------------------------------------------------------------------ */

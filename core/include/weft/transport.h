@@ -35,6 +35,7 @@
 #ifndef WEFT_TRANSPORT_H
 #define WEFT_TRANSPORT_H
 
+#include <pthread.h>
 #include <sys/socket.h>
 
 #include "weft/base.h"
@@ -304,6 +305,32 @@ WEFT_API int weft_fail(int code, const char *fmt, ...) WEFT_PRINTF(2, 3);
 /* Settings of the one table in core/config.c. An unknown name gives 0 / "" and an error log. */
 WEFT_API int64_t weft_config_int(const char *name);
 WEFT_API const char *weft_config_str(const char *name);
+
+/*
+ * Is a device chosen by a string setting that is a list, as WEFT_VERBS_DEVICES is? "a,b" are the only ones, "^c" is not
+ * one. It goes by any of n names. 1 or 0.
+ */
+WEFT_API int weft_config_selects(const char *setting, const char *const *names, int n);
+
+/*
+ * A vendor's library, opened when it is first needed and never closed, so that pointers into it stay good. Static
+ * storage; only `loaded` and the lock change.
+ */
+struct weft_library {
+    const char *whose;   /* transport or GPU backend, for messages */
+    const char *setting; /* of core/config.c: the library's file */
+    const char *package; /* that has it, for messages */
+    int (*fill)(void *opened); /* finds the functions; what it refuses is closed */
+    pthread_mutex_t lock;
+    char loaded[256];
+};
+#define WEFT_LIBRARY(...) {.lock = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
+
+/* 0 once `fill` has succeeded; WEFT_ENODEV: no such file, or another one is in use. Any thread. */
+WEFT_API int weft_library_open(struct weft_library *library);
+/* To *slot, as large as a pointer, the address of a symbol; NULL and WEFT_ENODEV: there is none. */
+WEFT_API int weft_library_find(const struct weft_library *library, void *opened,
+                               const char *symbol, void *slot);
 
 /* Nanoseconds of CLOCK_MONOTONIC. */
 WEFT_API uint64_t weft_now(void);
