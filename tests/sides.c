@@ -131,8 +131,7 @@ static bool names(const char *list, const char *name)
     return false;
 }
 
-/* Has the transport a device that works here? The reason goes to weft_last_error. */
-static bool usable(const struct weft_transport *transport)
+static bool probe(const struct weft_transport *transport)
 {
     struct weft_device_info list[16] = {0};
     int n = transport->ops->probe(list, ARRAY_LEN(list));
@@ -142,6 +141,30 @@ static bool usable(const struct weft_transport *transport)
         weft_fail(WEFT_ENODEV, "%s", list[i].reason);
     }
     return false;
+}
+
+/* Has the transport a device that works here? The reason goes to weft_last_error. Asked in a process of its own: librdmacm
+ * opens devices when it is asked, once for ever, and those are of no use to who is forked later. */
+static bool usable(const struct weft_transport *transport)
+{
+    char reason[256] = "";
+    int ends[2], status = 0;
+    CHECK(pipe(ends) == 0, "cannot make a pipe: %s", strerror(errno));
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
+    if (pid == 0) {
+        bool any = probe(transport);
+        const char *why = weft_last_error();
+        _exit(!any && write(ends[1], why, strlen(why)) >= 0);
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], reason, sizeof reason - 1);
+    close(ends[0]);
+    CHECK(n >= 0 && waitpid(pid, &status, 0) == pid, "cannot ask for devices");
+    if (status)
+        weft_fail(WEFT_ENODEV, "%s", reason);
+    return status == 0;
 }
 
 /* The run is about transports of which this machine has no device. */
