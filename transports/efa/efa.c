@@ -45,6 +45,7 @@ static int read_limits(struct efa_nic *nic)
     nic->wide = info->domain_attr->cq_data_size >= sizeof(uint64_t);
     nic->virt = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
     nic->fetches = !(info->caps & FI_READ) || !efa_quirk_reads(info);
+    nic->late_imms = !efa_quirk_data(info);
     nic->pick_keys = !(info->domain_attr->mr_mode & FI_MR_PROV_KEY);
     nic->key_mask = key_size >= sizeof(uint64_t) ? UINT64_MAX : ((uint64_t)1 << 8 * key_size) - 1;
     if (info->ep_attr->max_msg_size < LEAST_SEND + sizeof(struct efa_head) || nic->max_pieces == 0)

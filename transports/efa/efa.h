@@ -205,6 +205,7 @@ struct efa_op {
     struct efa_link *link;
     uint8_t op;                /* enum weft_op */
     bool numbered;             /* WRITE_IMM: has imm_seq, and counts in link->nimms */
+    bool announced;            /* WRITE_IMM: its late message is queued */
     uint8_t tries;
     uint16_t niov, imm_seq;
     uint32_t imm;
@@ -357,6 +358,7 @@ struct efa_nic {
     bool wide; /* 64 bits of data arrive with a WRITE, not 32 */
     bool virt; /* remote memory is named by address, not by offset */
     bool fetches; /* READ goes by messages */
+    bool late_imms; /* an immediate goes by a message, when its WRITE has ended */
     bool pick_keys; /* the provider takes keys, instead of making them */
     uint64_t key_mask;
     /* slots */
@@ -438,6 +440,8 @@ bool efa_quirk_begin(const struct fi_info *info);
 void efa_quirk_limit(struct efa_nic *nic);
 /* Is a READ of this provider safe? */
 bool efa_quirk_reads(const struct fi_info *info);
+/* Does data that comes with a WRITE always come? */
+bool efa_quirk_data(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);

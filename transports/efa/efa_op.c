@@ -271,7 +271,7 @@ static bool post_next(struct efa_op *op, bool bulk)
         return false;
     cut(op, op->posted, nic->chunk, nic->max_pieces, &pieces);
     bool last = op->posted + pieces.len == op->len;
-    bool imm = last && op->op == WEFT_OP_WRITE_IMM;
+    bool imm = last && op->op == WEFT_OP_WRITE_IMM && !nic->late_imms;
     if (imm && op->nreqs > 0) { /* the data comes first */
         efa_list_remove(&op->in);
         return true;
@@ -315,6 +315,15 @@ static bool post_next(struct efa_op *op, bool bulk)
     return true;
 }
 
+/* The bytes are there: now the peer hears of them. */
+static void announce(struct efa_op *op)
+{
+    op->announced = true;
+    op->nmsgs++;
+    efa_list_push(&op->link->sends, &op->in);
+    efa_busy(op->link);
+}
+
 /* A req has ended, well or for good. */
 static void req_end(struct efa_req *req)
 {
@@ -326,9 +335,12 @@ static void req_end(struct efa_req *req)
     link->nbulk -= req->bulk;
     efa_req_free(nic, req);
     efa_region_leave(region);
-    if (op->nreqs == 0 && op->status == 0 && op->posted < op->len && efa_list_empty(&op->in) &&
-        link->state == EFA_LINK_UP)
+    bool well = op->nreqs == 0 && op->status == 0 && link->state == EFA_LINK_UP;
+    if (well && op->posted < op->len && efa_list_empty(&op->in))
         efa_op_ready(op); /* only its immediate is left */
+    else if (well && op->posted == op->len && op->op == WEFT_OP_WRITE_IMM && nic->late_imms &&
+             !op->announced)
+        announce(op);
     else
         end_if_done(op);
     if (!efa_list_empty(&link->bulk) || !efa_list_empty(&link->shorts))

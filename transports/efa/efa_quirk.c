@@ -10,6 +10,10 @@
  * It waits for a lock in the peer's shared memory, for ever if the peer has died with it: who is dead gets nothing. What is
  * left, and cannot be mended from here, is a peer that dies while this side waits.
  *
+ * ofi_rxm (1.17) reads what has come over a connection after it has closed it, and posts the buffers to it again, unless
+ * all connections share theirs (SRX), which over verbs they do when asked. Then, however, data that comes with a WRITE is
+ * lost now and then, so immediates are messages there.
+ *
  * ofi_rxd (1.17): from 128 short operations on, which is how many packets it sends ahead, and under long ones both ways
  * that lose packets, it stands still.
  *
@@ -35,6 +39,8 @@ void efa_quirk_prepare(const char *provider)
 {
     if (strcmp(provider, "shm") == 0)
         setenv("FI_SHM_DISABLE_CMA", "1", 0); /* who says otherwise is believed */
+    if (strstr(provider, "ofi_rxm"))
+        setenv("FI_OFI_RXM_USE_SRX", "1", 0);
 }
 
 bool efa_quirk_begin(const struct fi_info *info)
@@ -59,6 +65,12 @@ void efa_quirk_limit(struct efa_nic *nic)
 bool efa_quirk_reads(const struct fi_info *info)
 {
     return !strstr(info->fabric_attr->prov_name, "tcp");
+}
+
+bool efa_quirk_data(const struct fi_info *info)
+{
+    const char *provider = info->fabric_attr->prov_name;
+    return !strstr(provider, "verbs") || !strstr(provider, "ofi_rxm");
 }
 
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
