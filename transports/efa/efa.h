@@ -394,6 +394,7 @@ struct efa_nic {
     uint32_t nlong;    /* long ops */
     uint64_t looked;   /* when deadlines were last looked at */
     uint64_t polls;
+    bool full;      /* libfabric had no room for what goes once more */
     bool waited;    /* wait_fd was called since the last poll */
     bool buries;    /* endpoints are not closed, but buried (efa_quirk.c) */
     int lost;

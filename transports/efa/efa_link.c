@@ -499,6 +499,16 @@ static void let_go(struct efa_link *link)
         efa_ep_reset_target(nic);
 }
 
+/* Last words that find no room wait for who polls next, which may be nobody for long. */
+static void say_goodbye(struct efa_nic *nic)
+{
+    for (uint64_t end = weft_now() + CLOSE_NS;
+         !efa_list_empty(&nic->last) && !nic->lost && weft_now() < end;) {
+        efa_progress(nic);
+        efa_msg_last_again(nic);
+    }
+}
+
 void efa_link_close(struct weft_link *base)
 {
     struct efa_link *link = (struct efa_link *)base;
@@ -515,6 +525,7 @@ void efa_link_close(struct weft_link *base)
     let_go(link);
     if (link->to && !link->quiet_told)
         efa_msg_last(link, EFA_QUIET);
+    say_goodbye(nic);
     efa_region_drop_all(link);
     efa_fetch_drop(link);
     efa_mem_forget(link);

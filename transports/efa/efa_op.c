@@ -409,10 +409,12 @@ static void again(struct efa_nic *nic, struct efa_req *req)
     cut(op, req->offset, req->len, nic->max_pieces, &pieces);
     efa_list_remove(&req->in);
     int rc = req_post(req, &pieces);
-    if (rc == -FI_EAGAIN)
+    if (rc == -FI_EAGAIN) {
         efa_list_push(&nic->again, &req->in);
-    else if (rc)
+        nic->full = true;
+    } else if (rc) {
         retry(req, nic->lib->strerror(-rc));
+    }
 }
 
 void efa_req_again(struct efa_nic *nic)

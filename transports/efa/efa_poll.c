@@ -224,6 +224,7 @@ static void run_busy(struct efa_nic *nic)
     struct efa_list todo;
     if (!efa_list_empty(&nic->last))
         efa_msg_last_again(nic);
+    nic->full = false;
     if (!efa_list_empty(&nic->again))
         efa_req_again(nic);
     if (efa_list_empty(&nic->busy))
@@ -299,7 +300,7 @@ int efa_wait_fd(struct weft_nic *base)
     if (nic->message.fd < 0)
         return WEFT_EUNSUPPORTED; /* asked each time that core goes to sleep: not an error to remember */
     if (has_news(nic) || !efa_list_empty(&nic->lent) || !efa_list_empty(&nic->back) ||
-        !efa_list_empty(&nic->busy) || !efa_list_empty(&nic->last) || nic->lost)
+        !efa_list_empty(&nic->busy) || !efa_list_empty(&nic->last) || nic->full || nic->lost)
         return WEFT_EAGAIN;
     set_timer(nic, 0);
     /* trywait may do what the descriptor was readable for, or only clear it: poll knows */

@@ -277,15 +277,16 @@ static ssize_t take(struct ep *ep, const struct held *held)
     if (chance(set.eagain) || ep->n == MOST_HELD || ep->cq->nfailed == MOST_HELD)
         return -FI_EAGAIN;
     bool is_rma = held->op == 'W' || held->op == 'R';
-    ep->posted += is_rma;
-    if (set.fail && is_rma && ep->posted % set.fail == 0) {
+    bool fails = set.fail && is_rma && (ep->posted + 1) % set.fail == 0;
+    int rc = 0;
+    if (fails)
         ep->cq->failed[ep->cq->nfailed++] = held->context;
-        return 0;
-    }
-    if (set.hold == 0)
-        return hand_on(ep, held);
-    ep->held[ep->n++] = *held;
-    return 0;
+    else if (set.hold == 0)
+        rc = hand_on(ep, held);
+    else
+        ep->held[ep->n++] = *held;
+    ep->posted += is_rma && rc == 0;
+    return rc;
 }
 
 static void copy_pieces(struct held *held, const struct iovec *iov, void *const *desc, size_t n)
