@@ -219,6 +219,7 @@ struct efa_op {
     uint64_t posted; /* bytes in reqs so far */
     uint64_t fetched; /* bytes that came by messages */
     struct efa_slot *slot; /* inline: where the payload is */
+    struct fid_mr **loans; /* of pieces that the user has not registered, where local memory has to be */
     const struct weft_iov_local *iov; /* NULL: the payload is `one` */
     struct weft_iov_local one;
 };

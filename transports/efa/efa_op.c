@@ -42,8 +42,18 @@ static struct efa_op *op_new(struct efa_link *link, const struct weft_cmd *cmd)
     return op;
 }
 
+static void give_back(struct efa_op *op)
+{
+    for (uint32_t i = 0; i < (op->iov ? op->niov : 1u); i++)
+        if (op->loans[i])
+            fi_close(&op->loans[i]->fid);
+    free(op->loans);
+}
+
 void efa_op_free(struct efa_op *op)
 {
+    if (op->loans)
+        give_back(op);
     if (op->slot)
         efa_slot_put(op->slot);
     efa_list_remove(&op->all);
@@ -166,7 +176,7 @@ static void cut(const struct efa_op *op, uint64_t offset, uint64_t most, uint32_
         if (len > left)
             len = left;
         out->iov[out->n] = (struct iovec){(uint8_t *)pieces[i].addr + offset, len};
-        out->desc[out->n++] = mem ? mem->desc : NULL;
+        out->desc[out->n++] = mem ? mem->desc : op->loans ? fi_mr_desc(op->loans[i]) : NULL;
         out->len += len;
         offset = 0;
     }
@@ -534,6 +544,33 @@ static int copy_inline(struct efa_op *op)
     return 0;
 }
 
+/* Memory that the user has not registered is, for as long as the operation takes. */
+static int borrow(struct efa_op *op)
+{
+    struct efa_nic *nic = efa_nic_of(op->link);
+    uint32_t n, i = 0;
+    const struct weft_iov_local *pieces = pieces_of(op, &n);
+    int rc = 0;
+    while (i < n && (pieces[i].mem || pieces[i].len == 0))
+        i++;
+    if (i == n)
+        return 0;
+    op->loans = calloc(n, sizeof *op->loans);
+    if (!op->loans)
+        return weft_fail(-ENOMEM, "efa: no memory for an operation");
+    for (; i < n && rc == 0; i++)
+        if (!pieces[i].mem && pieces[i].len > 0)
+            rc = efa_mr_reg(nic, pieces[i].addr, pieces[i].len, FI_READ | FI_WRITE, &op->loans[i]);
+    return rc;
+}
+
+static bool needs_registration(const struct efa_op *op)
+{
+    bool moves = op->op == WEFT_OP_READ || op->op == WEFT_OP_WRITE || op->op == WEFT_OP_WRITE_IMM;
+    return efa_nic_of(op->link)->base.attr.local_reg && moves && !op->slot && op->len > 0 &&
+           !is_message(op);
+}
+
 /* 1 accepted, or why not. */
 static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
 {
@@ -543,6 +580,11 @@ static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
     if (cmd->flags & WEFT_CMD_INLINE && cmd->len > 0 && copy_inline(op)) {
         efa_op_free(op);
         return weft_fail(-ENOMEM, "efa: no memory for inline payload");
+    }
+    int rc = needs_registration(op) ? borrow(op) : 0;
+    if (rc) {
+        efa_op_free(op);
+        return rc;
     }
     link->nposted++;
     if (cmd->op == WEFT_OP_FENCE || !efa_list_empty(&link->fenced)) {
