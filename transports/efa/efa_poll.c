@@ -54,8 +54,8 @@ static void on_error(struct efa_nic *nic, struct fid_cq *cq, const struct fi_cq_
     struct efa_call *call = entry->op_context;
     char buf[96];
     const char *why = words(nic, cq, entry, buf, sizeof buf);
-    if (!call) { /* of a peer's operation: the peer has to mind it */
-        weft_log(WEFT_LOG_DEBUG, "efa", "%s: a peer's operation failed: %s", nic->name, why);
+    if (!call) { /* of a peer's operation, which the peer has to mind; or injected: efa_msg_tick finds out */
+        weft_log(WEFT_LOG_DEBUG, "efa", "%s: a peer's operation, or a message to one, failed: %s", nic->name, why);
         return;
     }
     switch (call->kind) {
