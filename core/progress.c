@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -199,6 +200,7 @@ static bool sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
         int fd = weft__lane_arm(ep->lanes[i]);
         if (fd == WEFT_EAGAIN) {
             disarm(ep, first, step, i);
+            sched_yield(); /* what this nic waits for may be a turn of this processor */
             return false;
         }
         blind |= fd < 0;
