@@ -18,6 +18,7 @@
 #include "progress.h"
 #include "registry.h"
 #include "stripe.h"
+#include "weft/gpu.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -35,7 +36,10 @@ int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *tran
     struct weft__lane *lane = calloc(1, sizeof *lane);
     if (!lane)
         return weft_fail(-ENOMEM, "no memory for a nic");
-    struct weft_nic_opts opts = {.device = device, .bind_host = bind_host, .lane = number};
+    struct weft_nic_opts opts = {.device = device,
+                                 .bind_host = bind_host,
+                                 .gpu = ep->gpu ? ep->gpu->name : NULL,
+                                 .lane = number};
     int rc = weft__nic_open(transport, fault, &opts, &lane->nic);
     if (rc) {
         free(lane);

@@ -21,6 +21,7 @@ struct weft__reg {
     void *addr;
     uint64_t len;
     uint32_t access, kind;
+    int ordinal; /* of the GPU whose it is; -1: host memory */
     uint64_t key;
     uint32_t refs;       /* mems that share it */
     uint32_t users;      /* operations of this side that use it */

@@ -31,6 +31,7 @@ static int reg_on_lane(struct weft__reg *reg, struct weft__lane *lane)
                                    .access = reg->access,
                                    .kind = reg->kind,
                                    .dmabuf_fd = -1,
+                                   .ordinal = reg->ordinal,
                                    .key = reg->key};
     if (!(lane->nic->attr.mem_kinds & reg->kind))
         return weft_fail(WEFT_EUNSUPPORTED, "%s cannot reach this kind of memory",
@@ -52,12 +53,12 @@ static void unreg_on_lane(struct weft__reg *reg, struct weft__lane *lane)
     weft__lane_unlock(lane);
 }
 
-static uint32_t kind_of(const struct weft__endpoint *ep, const void *addr)
+static void find_owner(const struct weft__endpoint *ep, struct weft__reg *reg)
 {
-    struct weft_gpu_range range;
-    if (ep->gpu && ep->gpu->ops->query(addr, &range) > 0)
-        return range.kind;
-    return WEFT_MEM_HOST;
+    struct weft_gpu_range range = {.kind = WEFT_MEM_HOST, .ordinal = -1};
+    bool of_gpu = ep->gpu && ep->gpu->ops->query(reg->addr, &range) > 0;
+    reg->kind = of_gpu ? range.kind : WEFT_MEM_HOST;
+    reg->ordinal = of_gpu ? range.ordinal : -1;
 }
 
 int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t access,
@@ -67,7 +68,7 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     if (!reg)
         return weft_fail(-ENOMEM, "no memory for a registration");
     *reg = (struct weft__reg){.ep = ep, .addr = addr, .len = len, .access = access, .refs = 1};
-    reg->kind = kind_of(ep, addr);
+    find_owner(ep, reg);
     int rc = weft_random(&reg->key, sizeof reg->key);
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         rc = reg_on_lane(reg, ep->lanes[i]);

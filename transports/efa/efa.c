@@ -152,20 +152,51 @@ static void close_all(struct efa_nic *nic)
     free(nic);
 }
 
-static int set_up(struct efa_nic *nic, const struct weft_nic_opts *opts)
+static int open_device(struct efa_nic *nic, const struct weft_nic_opts *opts,
+                       enum fi_hmem_iface iface)
 {
-    int rc = efa_device_info(nic->lib, opts->device, opts->bind_host, &nic->info);
+    bool gpu = iface != FI_HMEM_SYSTEM;
+    int rc = efa_device_info(nic->lib, opts->device, opts->bind_host, gpu, &nic->info);
     if (rc)
         return rc;
+    nic->iface = iface;
     read_settings(nic);
     rc = read_limits(nic);
-    if (rc == 0)
-        rc = open_descriptors(nic);
+    if (rc == 0 && gpu && nic->fetches)
+        rc = weft_fail(WEFT_EUNSUPPORTED, "efa %s: READ goes by messages, which the processor copies",
+                       nic->name);
     if (rc == 0)
         rc = efa_ep_open_all(nic);
+    if (rc == 0)
+        return 0;
+    efa_ep_close_all(nic);
+    nic->lib->freeinfo(nic->info);
+    nic->info = NULL;
+    return rc;
+}
+
+/* With the GPUs' memory, or else without. */
+static int open_either(struct efa_nic *nic, const struct weft_nic_opts *opts)
+{
+    enum fi_hmem_iface iface = efa_gpu_iface(opts->gpu);
+    if (iface != FI_HMEM_SYSTEM) {
+        if (open_device(nic, opts, iface) == 0)
+            return 0;
+        weft_log(WEFT_LOG_INFO, "efa", "%s: not with memory of %s GPUs: %s", nic->name, opts->gpu,
+                 weft_last_error());
+    }
+    return open_device(nic, opts, FI_HMEM_SYSTEM);
+}
+
+static int set_up(struct efa_nic *nic, const struct weft_nic_opts *opts)
+{
+    int rc = open_descriptors(nic);
+    if (rc == 0)
+        rc = open_either(nic, opts);
     if (rc)
         return rc;
     efa_process_describe(nic);
+    nic->looked = weft_now();
     declare(nic);
     efa_msg_receive(nic);
     return nic->lost;

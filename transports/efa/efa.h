@@ -397,6 +397,7 @@ struct efa_nic {
     uint64_t polls;
     bool full;      /* libfabric had no room for what goes once more */
     bool waited;    /* wait_fd was called since the last poll */
+    enum fi_hmem_iface iface; /* of the GPUs whose memory the device reaches; FI_HMEM_SYSTEM: none */
     bool buries;    /* endpoints are not closed, but buried (efa_quirk.c) */
     int lost;
 };
@@ -417,13 +418,15 @@ extern const struct weft_transport weft_transport_efa;
 /* --- efa_device.c --- */
 
 int efa_probe(struct weft_device_info *list, int max);
-/* What libfabric says of a device as an endpoint bound to `host` would have it; for the caller to free. */
-int efa_device_info(const struct efa_lib *lib, const char *device, const char *host,
+/* What libfabric says of a device as an endpoint bound to `host` would have it, with memory of GPUs if asked; for the
+ * caller to free. WEFT_ENODEV: there is none such. */
+int efa_device_info(const struct efa_lib *lib, const char *device, const char *host, bool gpu,
                     struct fi_info **info);
 
 /* --- efa_ep.c: the endpoints of a nic --- */
 
 int efa_ep_open_all(struct efa_nic *nic);
+/* What there is of them; they can be opened again. */
 void efa_ep_close_all(struct efa_nic *nic);
 /* Let go of the memory of what is under way: reqs of links that are gone end, all others are posted again. */
 int efa_ep_reset_work(struct efa_nic *nic);
@@ -509,6 +512,18 @@ void efa_fetch_data(struct efa_link *link, const struct efa_data_msg *msg, const
 /* The memory goes, the link goes. */
 void efa_fetch_drop_mem(struct efa_mem *mem);
 void efa_fetch_drop(struct efa_link *link);
+
+/* --- efa_gpu.c: memory of GPUs --- */
+
+/* libfabric's name for the memory of a backend; FI_HMEM_SYSTEM: it has none. */
+enum fi_hmem_iface efa_gpu_iface(const char *gpu);
+/* WEFT_MEM_*, besides the host's. */
+uint32_t efa_gpu_kinds(const struct efa_nic *nic);
+/* Before the endpoint is enabled. Not 0: the provider would copy such memory through the host's. */
+int efa_gpu_require(struct fid_ep *ep);
+/* Register; 0 or libfabric's code. */
+int efa_gpu_reg(const struct efa_nic *nic, const struct weft_mem_range *range, uint64_t access,
+                uint64_t key, struct fid_mr **mr);
 
 /* --- efa_region.c: the peer's --- */
 

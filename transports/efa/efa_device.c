@@ -19,18 +19,18 @@
 #define LOOPBACK "127.0.0.1"
 
 /* What Weft can do: libfabric then says what it wants done of it. */
-#define MR_MODES (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY)
+#define MR_MODES (FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_HMEM)
 #define LEAST_DATA 4 /* bytes that come with a WRITE: a tag */
 
 /* --- asking libfabric ---------------------------------------------------------------------------------- */
 
-static struct fi_info *hints_new(const struct efa_lib *lib, const char *provider)
+static struct fi_info *hints_new(const struct efa_lib *lib, const char *provider, bool gpu)
 {
     struct fi_info *hints = lib->dupinfo(NULL);
     if (!hints)
         return NULL;
     hints->fabric_attr->prov_name = (char *)(uintptr_t)provider; /* taken out before freeinfo */
-    hints->caps = FI_MSG | FI_RMA;
+    hints->caps = FI_MSG | FI_RMA | (gpu ? FI_HMEM : 0);
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = MR_MODES;
@@ -41,10 +41,10 @@ static struct fi_info *hints_new(const struct efa_lib *lib, const char *provider
 }
 
 /* What this provider has of what is needed. host: NULL, or where to be bound. */
-static int ask(const struct efa_lib *lib, const char *provider, const char *host,
+static int ask(const struct efa_lib *lib, const char *provider, const char *host, bool gpu,
                struct fi_info **list)
 {
-    struct fi_info *hints = hints_new(lib, provider);
+    struct fi_info *hints = hints_new(lib, provider, gpu);
     *list = NULL;
     efa_quirk_prepare(provider);
     if (!hints)
@@ -65,7 +65,7 @@ static bool is_ip(const struct fi_info *info)
 static bool is_sockets(const struct efa_lib *lib, const char *provider)
 {
     struct fi_info *list;
-    bool any = ask(lib, provider, LOOPBACK, &list) == 0 && is_ip(list);
+    bool any = ask(lib, provider, LOOPBACK, false, &list) == 0 && is_ip(list);
     lib->freeinfo(list);
     return any;
 }
@@ -128,7 +128,7 @@ static void list_own(const struct efa_lib *lib, const char *provider, struct lis
 {
     struct fi_info *list;
     struct weft_device_info device;
-    if (ask(lib, provider, NULL, &list) == 0 && is_sockets(lib, provider)) {
+    if (ask(lib, provider, NULL, false, &list) == 0 && is_sockets(lib, provider)) {
         describe(list, &device);
         snprintf(device.name, sizeof device.name, IP_DEVICE);
         if (is_wanted(device.name))
@@ -164,7 +164,7 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
         rdm = true;
         caps |= info->caps;
     }
-    int rc = ask(lib, provider, NULL, &own);
+    int rc = ask(lib, provider, NULL, false, &own);
     lib->freeinfo(own);
     if (rc == 0)
         snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER=%s uses it", provider);
@@ -205,7 +205,7 @@ static void none_of(const struct efa_lib *lib, const char *provider, struct list
 {
     struct weft_device_info device = {.numa = -1};
     struct fi_info *list;
-    int rc = ask(lib, provider, NULL, &list);
+    int rc = ask(lib, provider, NULL, false, &list);
     lib->freeinfo(list);
     snprintf(device.name, sizeof device.name, "%s", *provider ? provider : "none");
     snprintf(device.summary, sizeof device.summary, "provider of libfabric");
@@ -251,7 +251,7 @@ static const char *bound_to(const char *host)
     return inet_pton(AF_INET6, host, &v6) == 1 && IN6_IS_ADDR_UNSPECIFIED(&v6) ? NULL : host;
 }
 
-int efa_device_info(const struct efa_lib *lib, const char *device, const char *host,
+int efa_device_info(const struct efa_lib *lib, const char *device, const char *host, bool gpu,
                     struct fi_info **out)
 {
     const char *provider = wanted_provider();
@@ -259,7 +259,7 @@ int efa_device_info(const struct efa_lib *lib, const char *device, const char *h
     const char *at = ip ? bound_to(host) : NULL;
     const struct fi_info *found = NULL;
     struct fi_info *list;
-    int rc = ask(lib, provider, at, &list);
+    int rc = ask(lib, provider, at, gpu, &list);
     if (rc && ip)
         return weft_fail(WEFT_ENODEV, "efa: %s cannot be bound to %s: %s", provider,
                          at ? at : "any address", lib->strerror(-rc));

@@ -47,6 +47,8 @@ static int open_cq(struct efa_nic *nic, struct efa_end *end)
 
 static void let_go(const struct efa_nic *nic, struct fid *fid)
 {
+    if (!fid)
+        return;
     if (nic->buries)
         efa_quirk_bury(fid);
     else
@@ -55,10 +57,8 @@ static void let_go(const struct efa_nic *nic, struct fid *fid)
 
 static void end_close(struct efa_nic *nic, struct efa_end *end)
 {
-    if (end->ep)
-        let_go(nic, &end->ep->fid);
-    if (end->cq)
-        let_go(nic, &end->cq->fid); /* and its descriptor, which epoll forgets */
+    let_go(nic, end->ep ? &end->ep->fid : NULL);
+    let_go(nic, end->cq ? &end->cq->fid : NULL); /* and its descriptor, which epoll forgets */
     *end = (struct efa_end){.fd = -1};
 }
 
@@ -69,6 +69,8 @@ static int try_end(struct efa_nic *nic, struct efa_end *end)
         rc = fi_ep_bind(end->ep, &nic->av->fid, 0);
     if (rc == 0)
         rc = fi_ep_bind(end->ep, &end->cq->fid, FI_TRANSMIT | FI_RECV);
+    if (rc == 0 && nic->iface != FI_HMEM_SYSTEM)
+        rc = efa_gpu_require(end->ep);
     if (rc == 0)
         rc = fi_enable(end->ep);
     if (rc && end->ep) {
@@ -147,14 +149,15 @@ void efa_ep_close_all(struct efa_nic *nic)
     end_close(nic, &nic->message);
     efa_pool_fini(&nic->smalls);
     efa_pool_fini(&nic->larges);
-    if (nic->av)
-        let_go(nic, &nic->av->fid);
-    if (nic->domain)
-        let_go(nic, &nic->domain->fid);
-    if (nic->fabric)
-        let_go(nic, &nic->fabric->fid);
+    let_go(nic, nic->av ? &nic->av->fid : NULL);
+    let_go(nic, nic->domain ? &nic->domain->fid : NULL);
+    let_go(nic, nic->fabric ? &nic->fabric->fid : NULL);
+    nic->av = NULL;
+    nic->domain = NULL;
+    nic->fabric = NULL;
     if (nic->buries)
         efa_quirk_end();
+    nic->buries = false;
 }
 
 /* --- anew ------------------------------------------------------------------------------------------------ */

@@ -41,11 +41,11 @@ static void hide(struct efa_nic *nic, struct efa_mem *mem)
 
 uint32_t efa_mem_kinds(const struct efa_nic *nic)
 {
-    (void)nic;
-    return WEFT_MEM_HOST;
+    return WEFT_MEM_HOST | efa_gpu_kinds(nic);
 }
 
-int efa_mr_reg(struct efa_nic *nic, void *addr, uint64_t len, uint64_t access, struct fid_mr **mr)
+static int mr_reg(struct efa_nic *nic, const struct weft_mem_range *range, uint64_t access,
+                  struct fid_mr **mr)
 {
     uint64_t key = 0;
     int rc = -FI_ENOKEY;
@@ -53,9 +53,20 @@ int efa_mr_reg(struct efa_nic *nic, void *addr, uint64_t len, uint64_t access, s
         rc = nic->pick_keys ? weft_random(&key, sizeof key) : 0;
         if (rc)
             return rc;
-        rc = fi_mr_reg(nic->domain, addr, len, access, 0, key & nic->key_mask, 0, mr, NULL);
+        key &= nic->key_mask;
+        rc = range->kind == WEFT_MEM_HOST
+                 ? fi_mr_reg(nic->domain, range->addr, range->len, access, 0, key, 0, mr, NULL)
+                 : efa_gpu_reg(nic, range, access, key, mr);
     }
-    return rc ? efa_fail(nic, rc, "cannot register memory") : 0;
+    return rc ? efa_fail(nic, rc, range->kind == WEFT_MEM_HOST ? "cannot register memory"
+                                                               : "cannot register memory of a GPU")
+              : 0;
+}
+
+int efa_mr_reg(struct efa_nic *nic, void *addr, uint64_t len, uint64_t access, struct fid_mr **mr)
+{
+    const struct weft_mem_range range = {.addr = addr, .len = len, .kind = WEFT_MEM_HOST};
+    return mr_reg(nic, &range, access, mr);
 }
 
 static int reg(struct efa_nic *nic, struct efa_mem *mem)
@@ -66,7 +77,7 @@ static int reg(struct efa_nic *nic, struct efa_mem *mem)
         access |= FI_REMOTE_READ;
     if (range->access & WEFT_ACCESS_WRITE)
         access |= FI_REMOTE_WRITE;
-    return efa_mr_reg(nic, range->addr, range->len, access, &mem->mr);
+    return mr_reg(nic, range, access, &mem->mr);
 }
 
 int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,

@@ -571,6 +571,20 @@ static bool needs_registration(const struct efa_op *op)
            !is_message(op);
 }
 
+/* What the processor copies has to be the host's: the payload of messages. */
+static int check_copied(const struct efa_op *op)
+{
+    uint32_t n;
+    const struct weft_iov_local *pieces = pieces_of(op, &n);
+    for (uint32_t i = 0; op->op == WEFT_OP_SEND && i < n; i++) {
+        const struct efa_mem *mem = pieces[i].mem;
+        if (mem && mem->range.kind != WEFT_MEM_HOST)
+            return weft_fail(WEFT_EUNSUPPORTED, "efa %s: the payload of a message is in a GPU's memory",
+                             efa_nic_of(op->link)->name);
+    }
+    return 0;
+}
+
 /* 1 accepted, or why not. */
 static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
 {
@@ -581,7 +595,9 @@ static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
         efa_op_free(op);
         return weft_fail(-ENOMEM, "efa: no memory for inline payload");
     }
-    int rc = needs_registration(op) ? borrow(op) : 0;
+    int rc = check_copied(op);
+    if (rc == 0 && needs_registration(op))
+        rc = borrow(op);
     if (rc) {
         efa_op_free(op);
         return rc;

@@ -80,10 +80,13 @@ static int read_cq(struct efa_nic *nic, struct fid_cq *cq)
     if (n == -FI_EAGAIN)
         return 0;
     if (n == -FI_EAVAIL) {
-        struct fi_cq_err_entry entry = {.err_data_size = 0};
-        if (fi_cq_readerr(cq, &entry, 0) != 1)
+        union { /* it has grown since 1.17 */
+            struct fi_cq_err_entry entry;
+            char room[256];
+        } error = {.entry = {.err_data_size = 0}};
+        if (fi_cq_readerr(cq, &error.entry, 0) != 1)
             return 0;
-        on_error(nic, cq, &entry);
+        on_error(nic, cq, &error.entry);
         return 1;
     }
     if (n < 0) {

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 3
+#define WEFT_ABI 4
 
 struct weft_transport;
 
@@ -68,6 +68,7 @@ struct weft_link {
 struct weft_nic_opts {
     const char *device;    /* name from probe; never NULL */
     const char *bind_host; /* numeric address to listen on; NULL: loopback only */
+    const char *gpu;       /* backend whose memory may be registered, too ("cuda", "hip"); NULL: none */
     int lane;              /* 0, 1, ...: how many nics of this device were opened before */
 };
 
@@ -83,6 +84,7 @@ struct weft_mem_range {
     uint32_t kind;   /* one WEFT_MEM_* bit */
     int dmabuf_fd;   /* WEFT_MEM_DMABUF only, else -1 */
     uint64_t dmabuf_offset;
+    int ordinal;  /* memory of a GPU: which one of weft_nic_opts.gpu's */
     uint64_t key; /* attr.chosen_keys: the random key under which peers name it */
 };
 

@@ -16,12 +16,15 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "fake_gpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_HELD 64    /* operations of an endpoint that wait to be handed on */
@@ -34,7 +37,7 @@
 
 static struct {
     uint64_t random;
-    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject;
+    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject, hmem, minor;
     char as[MOST_NAME], provider[64];
 } set = {.random = 1};
 
@@ -97,6 +100,10 @@ static void read_setting(char *item)
         set.noread = number;
     else if (!strcmp(item, "noinject"))
         set.noinject = number;
+    else if (!strcmp(item, "hmem"))
+        set.hmem = number;
+    else if (!strcmp(item, "minor"))
+        set.minor = number;
     else if (!strcmp(item, "as"))
         snprintf(set.as, sizeof set.as, "%s", value);
     else if (!strcmp(item, "provider"))
@@ -105,6 +112,22 @@ static void read_setting(char *item)
         misuse(item);
     for (char *at = set.provider; (at = strchr(at, '+')); at++)
         *at = ';'; /* which CMake and shells would take for something else */
+}
+
+static void read_settings(const char *text)
+{
+    char *copy = strdup(text), *save = NULL;
+    for (char *item = strtok_r(copy, ",", &save); item; item = strtok_r(NULL, ",", &save))
+        read_setting(item);
+    free(copy);
+    fprintf(stderr, "fake fabric: %s\n", text);
+}
+
+static atomic_bool unreachable;
+
+void fake_fabric_unreachable(bool on)
+{
+    atomic_store(&unreachable, on);
 }
 
 static void *symbol(void *file, const char *name)
@@ -127,17 +150,23 @@ static void load_once(void)
     *(void **)&real_fabric = symbol(file, "fi_fabric");
     *(void **)&real_version = symbol(file, "fi_version");
     *(void **)&real_strerror = symbol(file, "fi_strerror");
-    char *copy = strdup(text ? text : ""), *save = NULL;
-    for (char *item = strtok_r(copy, ",", &save); item; item = strtok_r(NULL, ",", &save))
-        read_setting(item);
-    free(copy);
-    fprintf(stderr, "fake fabric: %s\n", text ? text : "");
+    read_settings(text ? text : "");
 }
 
 static void load(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load_once);
+}
+
+void fake_fabric_set(const char *settings)
+{
+    load();
+    set.random = 1;
+    set.hold = set.delay = set.eagain = set.fail = set.narrow = set.local = set.provkey = 0;
+    set.noread = set.noinject = set.hmem = 0;
+    set.as[0] = set.provider[0] = '\0';
+    read_settings(settings);
 }
 
 /* --- what is remembered of objects ---------------------------------------------------------------------------- */
@@ -157,6 +186,7 @@ struct held {
     void *context;
     struct iovec iov[MOST_PIECES];
     void *desc[MOST_PIECES];
+    bool of_gpu[MOST_PIECES];
     size_t n;
     struct fi_rma_iov far;
 };
@@ -182,6 +212,8 @@ struct ep {
     struct cq *cq;
     struct fi_ops_msg *msg, msg_own;
     struct fi_ops_rma *rma, rma_own;
+    struct fi_ops_ep *ops, own;
+    bool gpu, direct; /* opened with FI_HMEM; told not to copy through the host */
     struct held held[MOST_HELD];
     unsigned n;
     uint64_t posted;
@@ -267,6 +299,9 @@ static void check_pieces(const struct held *held)
     for (size_t i = 0; held->op != 'I' && i < held->n; i++)
         if (set.local && held->iov[i].iov_len > 0 && !held->desc[i])
             misuse("a piece of local memory is not registered");
+    for (size_t i = 0; held->op == 'W' || held->op == 'R' ? i < held->n : false; i++)
+        if (held->of_gpu[i] && !held->desc[i])
+            misuse("a piece of a GPU's memory is not registered");
     if (set.narrow && held->data >> 32)
         misuse("more than 4 bytes of data with a write");
 }
@@ -276,10 +311,12 @@ static ssize_t take(struct ep *ep, const struct held *held)
     check_pieces(held);
     if (chance(set.eagain) || ep->n == MOST_HELD || ep->cq->nfailed == MOST_HELD)
         return -FI_EAGAIN;
-    bool is_rma = held->op == 'W' || held->op == 'R';
+    bool is_rma = held->op == 'W' || held->op == 'R', gone = atomic_load(&unreachable);
     bool fails = set.fail && is_rma && (ep->posted + 1) % set.fail == 0;
     int rc = 0;
-    if (fails)
+    if (gone && held->op == 'I')
+        free(held->copy);
+    else if (fails || gone)
         ep->cq->failed[ep->cq->nfailed++] = held->context;
     else if (set.hold == 0)
         rc = hand_on(ep, held);
@@ -297,6 +334,12 @@ static void copy_pieces(struct held *held, const struct iovec *iov, void *const 
     memcpy(held->iov, iov, n * sizeof *iov);
     if (desc)
         memcpy(held->desc, desc, n * sizeof *desc);
+    for (size_t i = 0; i < n; i++) {
+        void *bytes = fake_gpu_bytes(iov[i].iov_base);
+        held->of_gpu[i] = bytes != NULL;
+        if (bytes)
+            held->iov[i].iov_base = bytes;
+    }
 }
 
 static ssize_t own_sendmsg(struct fid_ep *fid, const struct fi_msg *msg, uint64_t flags)
@@ -324,6 +367,9 @@ static ssize_t rma(struct fid_ep *fid, uint8_t op, const struct fi_msg_rma *msg,
     struct held held = {.op = op, .flags = flags, .data = msg->data, .addr = msg->addr,
                         .context = msg->context, .far = msg->rma_iov[0]};
     copy_pieces(&held, msg->msg_iov, msg->desc, msg->iov_count);
+    void *bytes = fake_gpu_bytes((void *)(uintptr_t)held.far.addr);
+    if (bytes)
+        held.far.addr = (uintptr_t)bytes;
     return take(find(&fid->fid), &held);
 }
 
@@ -343,6 +389,8 @@ static int own_ep_control(struct fid *fid, int command, void *arg)
 {
     struct ep *ep = find(fid);
     struct fid_ep *real = (struct fid_ep *)fid;
+    if (command == FI_ENABLE && ep->gpu && !ep->direct)
+        misuse("an endpoint for GPUs that may copy through the host's memory");
     int rc = ep->object.fid_ops->control(fid, command, arg);
     if (rc || command != FI_ENABLE || ep->msg)
         return rc;
@@ -371,11 +419,23 @@ static int own_ep_bind(struct fid *fid, struct fid *to, uint64_t flags)
     return ep->object.fid_ops->bind(fid, to, flags);
 }
 
+static int own_setopt(struct fid *fid, int level, int name, const void *value, size_t len)
+{
+    struct ep *ep = find(fid);
+    if (level != FI_OPT_ENDPOINT || name != FI_OPT_FI_HMEM_P2P || !ep->gpu)
+        return ep->ops->setopt(fid, level, name, value, len);
+    if (len != sizeof(int) || set.hmem > 1)
+        return -FI_EOPNOTSUPP;
+    ep->direct = *(const int *)value == FI_HMEM_P2P_REQUIRED;
+    return 0;
+}
+
 static int own_ep_close(struct fid *fid)
 {
     struct ep *ep = find(fid);
     struct fid_ep *real = (struct fid_ep *)fid;
     forget(&ep->object);
+    real->ops = ep->ops;
     if (ep->msg) {
         real->msg = ep->msg;
         real->rma = ep->rma;
@@ -421,13 +481,38 @@ static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
     return got > 0 ? (ssize_t)got : -FI_EAGAIN;
 }
 
+/* Some of EFA's own codes, which come beside FI_EIO. */
+static const struct {
+    int code;
+    const char *words;
+} efa_errors[] = {{13, "Unresponsive remote"},
+                  {7, "Remote address is unreachable"},
+                  {8, "Connection was reset by the remote side"},
+                  {9, "Destination queue pair does not exist"},
+                  {10, "Destination has no receives posted"},
+                  {2, "Internal error of the queue pair"}};
+#define EFA_ERRORS (sizeof efa_errors / sizeof *efa_errors)
+
+static const char *own_cq_strerror(struct fid_cq *fid, int code, const void *data, char *buf,
+                                   size_t len)
+{
+    struct cq *cq = find(&fid->fid);
+    for (size_t i = 0; i < EFA_ERRORS; i++)
+        if (efa_errors[i].code == code)
+            return efa_errors[i].words;
+    return cq->ops->strerror(fid, code, data, buf, len);
+}
+
 static ssize_t own_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uint64_t flags)
 {
     struct cq *cq = find(&fid->fid);
     if (cq->nfailed == 0)
         return cq->ops->readerr(fid, entry, flags);
     *entry = (struct fi_cq_err_entry){.op_context = cq->failed[--cq->nfailed],
-                                      .err = FI_EHOSTUNREACH};
+                                      .err = FI_EIO,
+                                      .prov_errno = efa_errors[atomic_load(&unreachable)
+                                                                   ? 0
+                                                                   : draw() % EFA_ERRORS].code};
     return 1;
 }
 
@@ -464,6 +549,7 @@ static int own_cq_open(struct fid_domain *fid, struct fi_cq_attr *attr, struct f
     cq->own = *cq->ops;
     cq->own.read = own_read;
     cq->own.readerr = own_readerr;
+    cq->own.strerror = own_cq_strerror;
     (*out)->ops = &cq->own;
     return 0;
 }
@@ -484,6 +570,11 @@ static int own_endpoint(struct fid_domain *fid, struct fi_info *info, struct fid
     ep->object.fid_own.close = own_ep_close;
     ep->object.fid_own.bind = own_ep_bind;
     ep->object.fid_own.control = own_ep_control;
+    ep->gpu = set.hmem && info->caps & FI_HMEM;
+    ep->ops = (*out)->ops;
+    ep->own = *ep->ops;
+    ep->own.setopt = own_setopt;
+    (*out)->ops = &ep->own;
     return 0;
 }
 
@@ -496,6 +587,21 @@ static int own_mr_reg(struct fid *fid, const void *buf, size_t len, uint64_t acc
         misuse("a key is asked for, but the provider makes them");
     return domain->mr->reg(fid, buf, len, access, offset, set.provkey ? draw() : key, flags, mr,
                            context);
+}
+
+static int own_mr_regattr(struct fid *fid, const struct fi_mr_attr *attr, uint64_t flags,
+                          struct fid_mr **mr)
+{
+    void *bytes;
+    size_t len;
+    if (!set.hmem)
+        misuse("memory of GPUs, which was not offered");
+    const char *wrong = fake_gpu_registers(attr, flags, &bytes, &len);
+    if (wrong)
+        misuse(wrong);
+    if (flags && FI_VERSION_LT(fi_version(), FI_VERSION(1, 20)))
+        misuse("a dma-buf, which this version does not know");
+    return own_mr_reg(fid, bytes, len, attr->access, 0, attr->requested_key, 0, mr, attr->context);
 }
 
 static int own_domain_close(struct fid *fid)
@@ -533,6 +639,7 @@ static int own_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_d
     domain->mr = (*out)->mr;
     domain->mr_own = *domain->mr;
     domain->mr_own.reg = own_mr_reg;
+    domain->mr_own.regattr = own_mr_regattr;
     (*out)->mr = &domain->mr_own;
     return 0;
 }
@@ -572,8 +679,12 @@ static void rename_provider(struct fi_fabric_attr *attr, const char *from, const
 }
 
 /* The attributes that EFA has, on what the real provider says. */
-static void redo(struct fi_info *info)
+static void redo(struct fi_info *info, bool gpu)
 {
+    if (gpu) {
+        info->caps |= FI_HMEM;
+        info->domain_attr->mr_mode |= FI_MR_HMEM;
+    }
     rename_provider(info->fabric_attr, set.provider, set.as);
     info->tx_attr->msg_order = info->rx_attr->msg_order = 0;
     if (set.noread)
@@ -588,11 +699,20 @@ static void redo(struct fi_info *info)
         info->domain_attr->mr_mode |= FI_MR_PROV_KEY;
 }
 
+static void without_gpus(struct fi_info *info)
+{
+    if (!set.hmem)
+        return;
+    info->caps &= ~FI_HMEM;
+    info->domain_attr->mr_mode &= ~FI_MR_HMEM;
+}
+
 /* And back, for the real one. */
 static struct fi_info *undone(const struct fi_info *info)
 {
     struct fi_info *copy = real_dupinfo(info);
     rename_provider(copy->fabric_attr, set.as, set.provider);
+    without_gpus(copy);
     if (set.noread)
         copy->caps |= READS;
     if (set.narrow)
@@ -614,13 +734,20 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
 {
     load();
     struct fi_info *copy = hints ? real_dupinfo(hints) : NULL;
-    if (copy)
+    bool gpu = set.hmem && hints && hints->caps & FI_HMEM;
+    if (gpu && !(hints->domain_attr->mr_mode & FI_MR_HMEM))
+        misuse("memory of GPUs is wanted by who does not register it");
+    if (copy) {
         rename_provider(copy->fabric_attr, set.as, set.provider);
+        without_gpus(copy);
+    }
+    if (FI_VERSION_LT(real_version(), version))
+        version = real_version();
     int rc = real_getinfo(version, node, service, flags, copy, out);
     if (copy)
         real_freeinfo(copy);
     for (struct fi_info *info = rc ? NULL : *out; info; info = info->next)
-        redo(info);
+        redo(info, gpu);
     return rc;
 }
 
@@ -659,7 +786,7 @@ struct fi_info *fi_dupinfo(const struct fi_info *info)
 uint32_t fi_version(void)
 {
     load();
-    return real_version();
+    return set.minor ? FI_VERSION(1, set.minor) : real_version();
 }
 
 const char *fi_strerror(int code)

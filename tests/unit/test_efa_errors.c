@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* efa when operations end with EFA's own errors: every cmd ends once, with a status that says why, or its link does; what
+ * can go on goes on. */
+#include "efa_pair.h"
+
+#include <errno.h>
+#include <string.h>
+
+#define A PAIR_A
+#define B PAIR_B
+#define LIKE_EFA "narrow=1,local=1,provkey=1"
+
+/* Some requests fail, and go again; one that always does ends its op, and no other. */
+static void a_request_that_fails(void **state)
+{
+    (void)state;
+    static const enum weft_op ops[] = {WEFT_OP_WRITE, WEFT_OP_READ, WEFT_OP_WRITE_IMM};
+    struct efa_pair ep;
+    efa_pair_open(&ep, LIKE_EFA ",fail=2", NULL);
+    for (uint32_t i = 0; i < 60; i++) {
+        enum weft_op op = ops[i % ARRAY_LEN(ops)];
+        struct weft_cmd cmd = efa_pair_cmd(&ep, op, 1 + i * 100);
+        pair_fill(ep.buf[op == WEFT_OP_READ ? B : A], cmd.len, i);
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+        assert_true(pair_filled(ep.buf[op == WEFT_OP_READ ? A : B], cmd.len, i));
+        if (op == WEFT_OP_WRITE_IMM)
+            pair_wait(&ep.pair, B, WEFT_OP_WRITE_IMM, 0);
+    }
+    fake_fabric_set(LIKE_EFA ",fail=1");
+    for (size_t i = 0; i < ARRAY_LEN(ops); i++) {
+        struct weft_cmd cmd = efa_pair_cmd(&ep, ops[i], EFA_PAIR_BYTES);
+        pair_post(&ep.pair, A, &cmd);
+        struct weft_comp comp = pair_wait(&ep.pair, A, ops[i], 1).comp;
+        assert_int_equal(comp.status, -EIO);
+        assert_non_null(comp.data);
+    }
+    fake_fabric_set(LIKE_EFA);
+    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 4096);
+    pair_fill(ep.buf[A], 4096, 99);
+    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    assert_true(pair_filled(ep.buf[B], 4096, 99));
+    assert_int_equal(ep.pair.side[B].ncomps, 0); /* no immediate of what failed */
+    efa_pair_close(&ep);
+}
+
+static void new_link_works(struct efa_pair *ep)
+{
+    for (int i = 0; i < 2; i++)
+        ep->pair.ops->link_close(ep->pair.side[i].link);
+    for (int i = 0; i < 2; i++)
+        ep->pair.side[i].ncomps = 0;
+    pair_connect(&ep->pair);
+    struct weft_cmd cmd = efa_pair_cmd(ep, WEFT_OP_WRITE, 4096);
+    pair_fill(ep->buf[A], 4096, 98);
+    assert_int_equal(pair_do(&ep->pair, A, &cmd), 0);
+    assert_true(pair_filled(ep->buf[B], 4096, 98));
+}
+
+/* The link goes down, and whatever was under way on it, of any kind, with a reason; the nic goes on. */
+static void a_peer_that_does_not_answer(void **state)
+{
+    (void)state;
+    static const struct {
+        enum weft_op op;
+        uint64_t len;
+    } cases[] = {{WEFT_OP_WRITE, 64},     {WEFT_OP_WRITE, EFA_PAIR_BYTES}, {WEFT_OP_READ, 64},
+                 {WEFT_OP_READ, EFA_PAIR_BYTES}, {WEFT_OP_WRITE_IMM, 64},  {WEFT_OP_SEND, 64},
+                 {WEFT_OP_SEND, 4096},    {WEFT_OP_ADD64, 8}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct efa_pair ep;
+        efa_pair_open(&ep, LIKE_EFA, NULL);
+        struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0); /* the region is known */
+        fake_fabric_unreachable(true);
+        cmd = efa_pair_cmd(&ep, cases[i].op, cases[i].len);
+        pair_post(&ep.pair, A, &cmd);
+        struct weft_comp comp = pair_wait(&ep.pair, A, WEFT_OP_LINK_DOWN, 0).comp;
+        assert_int_equal(comp.status, WEFT_ELINK);
+        CHECK(comp.data && strstr(comp.data, "Unresponsive"), "%s", (const char *)comp.data);
+        struct pair_comp own;
+        if (pair_take(&ep.pair, A, cases[i].op, 1, &own)) /* before the link went down; else with link_close */
+            assert_int_not_equal(own.comp.status, 0);
+        fake_fabric_unreachable(false);
+        new_link_works(&ep);
+        efa_pair_close(&ep);
+    }
+}
+
+/* Nobody reports what became of messages that libfabric took over: they are missed, and asked after. */
+static void injected_messages_that_are_lost(void **state)
+{
+    (void)state;
+    struct efa_pair ep;
+    efa_pair_open(&ep, LIKE_EFA, NULL);
+    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_SEND, 16);
+    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    fake_fabric_unreachable(true);
+    pair_post(&ep.pair, A, &cmd);
+    struct weft_comp comp = pair_wait(&ep.pair, A, WEFT_OP_LINK_DOWN, 0).comp;
+    assert_int_equal(comp.status, WEFT_ELINK);
+    fake_fabric_unreachable(false);
+    new_link_works(&ep);
+    efa_pair_close(&ep);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_request_that_fails),
+        cmocka_unit_test(a_peer_that_does_not_answer),
+        cmocka_unit_test(injected_messages_that_are_lost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
