@@ -33,7 +33,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->passive = !initiator; /* until it is queued for accept: no one has its handle */
     conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
     conn->outq_tail = &conn->outq;
-    weft__list_init(&conn->ops);
+    weft_list_init(&conn->ops);
     weft__match_init(conn);
     conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);
     if (!conn->handle) {
@@ -209,11 +209,11 @@ void weft__conn_up(struct weft__conn *conn)
 /* Ops in no flight end now; ops move out of conn->ops as they end, so start over each time. */
 static void abort_ops(struct weft__conn *conn)
 {
-    struct weft__list *at, *next;
+    struct weft_list *at, *next;
     for (at = conn->ops.next; at != &conn->ops; at = at->next)
-        WEFT__OF(at, struct weft__op, in_conn)->visited = false;
+        WEFT_LIST_OF(at, struct weft__op, in_conn)->visited = false;
     for (at = conn->ops.next; at != &conn->ops; at = next) {
-        struct weft__op *op = WEFT__OF(at, struct weft__op, in_conn);
+        struct weft__op *op = WEFT_LIST_OF(at, struct weft__op, in_conn);
         next = at->next;
         if (op->visited)
             continue;
@@ -249,8 +249,8 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
         weft__op_fail(op, status, conn->why);
         weft__op_unpend(op);
     }
-    for (struct weft__list *at = conn->ops.next; at != &conn->ops; at = at->next)
-        weft__op_fail(WEFT__OF(at, struct weft__op, in_conn), status, conn->why);
+    for (struct weft_list *at = conn->ops.next; at != &conn->ops; at = at->next)
+        weft__op_fail(WEFT_LIST_OF(at, struct weft__op, in_conn), status, conn->why);
     weft__match_down(conn);
     weft__msg_free_all(conn);
     abort_ops(conn);

@@ -8,7 +8,7 @@
 #include "weft/endpoint.h"
 
 #include "lane.h"
-#include "list.h"
+#include "weft/list.h"
 #include "match.h"
 #include "op.h"
 #include "util.h"
@@ -54,7 +54,7 @@ struct weft__conn {
     _Atomic(struct weft__lane *) home; /* of the only link of a conn that is up; else NULL */
     uint64_t notif_scan;               /* see weft__notif_pop */
 
-    struct weft__list ops; /* all that are not done */
+    struct weft_list ops; /* all that are not done */
     struct weft__opq todo, recvq;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */

@@ -78,14 +78,14 @@ static struct weft__work *take(struct weft__lane *lane)
 
 /* --- the wrs of a link: first those that the nic has taken --------------------------------- */
 
-static struct weft__wr *wr_at(const struct weft__list *at)
+static struct weft__wr *wr_at(const struct weft_list *at)
 {
-    return WEFT__OF(at, struct weft__wr, in_link);
+    return WEFT_LIST_OF(at, struct weft__wr, in_link);
 }
 
 static void enqueue(struct weft__link *link, struct weft__wr *wr)
 {
-    weft__list_push(&link->wrs, &wr->in_link);
+    weft_list_push(&link->wrs, &wr->in_link);
     if (link->unposted == &link->wrs)
         link->unposted = &wr->in_link;
 }
@@ -93,7 +93,7 @@ static void enqueue(struct weft__link *link, struct weft__wr *wr)
 /* All cmds of a wr have ended: give it to its owner. Endpoint lock held. */
 static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
 {
-    weft__list_remove(&wr->in_link);
+    weft_list_remove(&wr->in_link);
     wr->link->owned -= wr->ncmds;
     if (wr->kind == WEFT__WR_DATA)
         weft__stripe_done(wr, comp);
@@ -122,9 +122,9 @@ static WEFT__APART void refuse(struct weft__link *link, int status)
 /* The next n cmds of a link, at most BATCH, as an array. */
 static int gather(const struct weft__link *link, struct weft_cmd cmds[BATCH])
 {
-    const struct weft__list *end = &link->wrs;
+    const struct weft_list *end = &link->wrs;
     int n = 0;
-    for (const struct weft__list *at = link->unposted; at != end && n < BATCH; at = at->next) {
+    for (const struct weft_list *at = link->unposted; at != end && n < BATCH; at = at->next) {
         const struct weft__wr *wr = wr_at(at);
         for (uint32_t i = wr->posted; i < wr->ncmds && n < BATCH; i++) {
             struct weft_cmd *cmd = &cmds[n++];
@@ -244,7 +244,7 @@ static void do_close(struct weft__link *link)
     pthread_mutex_lock(&ep->lock);
     while (link->wrs.next != &link->wrs) {
         struct weft__wr *wr = wr_at(link->wrs.next);
-        weft__list_remove(&wr->in_link);
+        weft_list_remove(&wr->in_link);
         link->owned -= wr->ncmds;
         wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
     }

@@ -17,7 +17,7 @@
 
 #include "weft/transport.h"
 
-#include "list.h"
+#include "weft/list.h"
 
 struct weft__endpoint;
 struct weft__conn;
@@ -55,7 +55,7 @@ enum weft__wr_kind {
  * other, which costs core little more than one. */
 struct weft__wr {
     struct weft__work work;    /* first: in the lane's queue */
-    struct weft__list in_link; /* then in link->wrs */
+    struct weft_list in_link; /* then in link->wrs */
     struct weft__link *link;
     enum weft__wr_kind kind;
     uint8_t ncmds;
@@ -91,8 +91,8 @@ struct weft__link {
     int index;     /* in conn->links, the same on both sides */
     int peer_slot; /* of the peer's nic among the keys of a remote; -1: the nics take chosen keys */
     /* lane lock */
-    struct weft__list wrs;       /* all that came and have not ended, oldest first */
-    struct weft__list *unposted; /* the first of them that the nic has not taken whole, or &wrs */
+    struct weft_list wrs;       /* all that came and have not ended, oldest first */
+    struct weft_list *unposted; /* the first of them that the nic has not taken whole, or &wrs */
     struct weft__link *stalled_next;
     bool stalled; /* in lane->stalled */
     /* endpoint lock */
@@ -132,7 +132,7 @@ static inline void weft__link_init(struct weft__link *link, struct weft__lane *l
 {
     link->lane = lane;
     link->peer_slot = lane->nic->attr.chosen_keys ? -1 : 0;
-    weft__list_init(&link->wrs);
+    weft_list_init(&link->wrs);
     link->unposted = &link->wrs;
 }
 

@@ -142,14 +142,14 @@ struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
     /* release pairs with the acquire in weft__op_at: what is set above is seen */
     atomic_store_explicit(&op->handle, weft__handle_make(WEFT__OP, op->slot, ++op->generation),
                           memory_order_release);
-    weft__list_push(&conn->ops, &op->in_conn);
+    weft_list_push(&conn->ops, &op->in_conn);
     conn->nops++;
     return op;
 }
 
 static void leave_conn(struct weft__op *op)
 {
-    weft__list_remove(&op->in_conn);
+    weft_list_remove(&op->in_conn);
     op->conn->nops--;
     op->conn = NULL;
 }

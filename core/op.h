@@ -9,7 +9,7 @@
 #include "weft/endpoint.h"
 
 #include "lane.h"
-#include "list.h"
+#include "weft/list.h"
 #include "util.h"
 
 struct weft__arrival;
@@ -52,7 +52,7 @@ struct weft__op {
     _Atomic(weft_endpoint_t) ep_handle;
     struct weft__endpoint *ep;
     struct weft__conn *conn;   /* NULL once done */
-    struct weft__list in_conn; /* conn->ops: not done */
+    struct weft_list in_conn; /* conn->ops: not done */
     enum weft__op_kind kind;
     _Atomic(bool) done;
 

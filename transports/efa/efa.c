@@ -89,11 +89,11 @@ static struct efa_nic *nic_new(const struct efa_lib *lib, const char *device)
     nic->message.fd = nic->work.fd = nic->target.fd = nic->epoll_fd = nic->timer_fd = -1;
     nic->imms_tail = &nic->imms;
     snprintf(nic->name, sizeof nic->name, "%s", device);
-    struct efa_list *lists[] = {&nic->lent,   &nic->back,      &nic->links,    &nic->busy,
+    struct weft_list *lists[] = {&nic->lent,   &nic->back,      &nic->links,    &nic->busy,
                                 &nic->flying, &nic->again,     &nic->free_reqs, &nic->free_ops,
                                 &nic->done,   &nic->arrivals,  &nic->last,     &nic->telling};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        efa_list_init(lists[i]);
+        weft_list_init(lists[i]);
     efa_pool_init(&nic->smalls, nic, SMALL);
     efa_pool_init(&nic->larges, nic, EFA_MAX_SEND);
     return nic;
@@ -111,11 +111,11 @@ static int open_descriptors(struct efa_nic *nic)
     return 0;
 }
 
-static void free_list(struct efa_list *list, size_t offset)
+static void free_list(struct weft_list *list, size_t offset)
 {
-    while (!efa_list_empty(list)) {
-        struct efa_list *item = list->next;
-        efa_list_remove(item);
+    while (!weft_list_empty(list)) {
+        struct weft_list *item = list->next;
+        weft_list_remove(item);
         free((char *)item - offset);
     }
 }
@@ -223,7 +223,7 @@ static void efa_close(struct weft_nic *base)
 {
     struct efa_nic *nic = (struct efa_nic *)base;
     uint64_t end = weft_now() + CLOSE_NS;
-    while ((nic->nlast > 0 || !efa_list_empty(&nic->last)) && !nic->lost && weft_now() < end) {
+    while ((nic->nlast > 0 || !weft_list_empty(&nic->last)) && !nic->lost && weft_now() < end) {
         efa_msg_last_again(nic);
         efa_progress(nic);
     }

@@ -23,6 +23,7 @@
 
 #include "efa_lib.h"
 #include "efa_wire.h"
+#include "weft/list.h"
 #include "weft/transport.h"
 
 #define EFA_DEPTH 256 /* most cmds of a link between post and completion */
@@ -50,41 +51,6 @@ struct efa_link;
 struct efa_op;
 struct efa_region;
 
-/* --- lists -------------------------------------------------------------------------------------------- */
-
-/* Of what has a `struct efa_list`, linked in a ring. */
-struct efa_list {
-    struct efa_list *prev, *next;
-};
-#define EFA_OF(item, type, member) ((type *)(void *)((char *)(item) - offsetof(type, member)))
-
-static inline void efa_list_init(struct efa_list *list)
-{
-    list->prev = list->next = list;
-}
-
-static inline bool efa_list_empty(const struct efa_list *list)
-{
-    return list->next == list;
-}
-
-/* As the last one. */
-static inline void efa_list_push(struct efa_list *list, struct efa_list *item)
-{
-    item->prev = list->prev;
-    item->next = list;
-    list->prev->next = item;
-    list->prev = item;
-}
-
-/* Also of what is in no list, if it was initialised. */
-static inline void efa_list_remove(struct efa_list *item)
-{
-    item->prev->next = item->next;
-    item->next->prev = item->prev;
-    efa_list_init(item);
-}
-
 /* --- what completions lead back to ---------------------------------------------------------------------- */
 
 enum efa_call_kind { EFA_CALL_RECV, EFA_CALL_SEND, EFA_CALL_REQ };
@@ -99,7 +65,7 @@ struct efa_call {
 
 struct efa_slot {
     struct efa_call call;
-    struct efa_list in; /* of the pool's free ones; of a link's notes; of arrivals; of those that comps point to */
+    struct weft_list in; /* of the pool's free ones; of a link's notes; of arrivals; of those that comps point to */
     struct efa_pool *pool;
     struct efa_link *link; /* whose message it is; NULL: of none any more */
     struct efa_name *to;   /* sent: kept until the completion */
@@ -119,7 +85,7 @@ struct efa_slab {
 struct efa_pool {
     struct efa_nic *nic;
     struct efa_slab *slabs;
-    struct efa_list free;
+    struct weft_list free;
     uint32_t size; /* bytes of a slot */
 };
 
@@ -148,7 +114,7 @@ struct efa_process {
 
 /* That a link was told of a mem. */
 struct efa_lease {
-    struct efa_list of_mem, of_link;
+    struct weft_list of_mem, of_link;
     struct efa_mem *mem;
     struct efa_link *link;
     uint32_t id; /* the peer's, of its last question */
@@ -160,13 +126,13 @@ struct efa_mem {
     void *desc;
     struct weft_mem_range range;
     uint64_t rkey, base;
-    struct efa_list leases, fetches;
+    struct weft_list leases, fetches;
     uint64_t deadline; /* mem_dereg was called: for leases to come back by themselves; 0: it was not */
 };
 
 /* A READ of the peer by messages: what of it is to be sent. */
 struct efa_fetch {
-    struct efa_list in, of_mem; /* link->fetches, mem->fetches */
+    struct weft_list in, of_mem; /* link->fetches, mem->fetches */
     struct efa_link *link;
     uint32_t id; /* the peer's */
     const uint8_t *from;
@@ -183,7 +149,7 @@ enum efa_region_state {
 /* What is behind a key of the peer. */
 struct efa_region {
     struct efa_region *next; /* of the link's table */
-    struct efa_list in;      /* link->regions: last used last */
+    struct weft_list in;      /* link->regions: last used last */
     struct efa_link *link;
     uint8_t state; /* enum efa_region_state */
     bool owed;     /* the peer waits to hear that it is given back */
@@ -192,7 +158,7 @@ struct efa_region {
     uint32_t users;      /* reqs, also those that are to be posted again: it stays as long as it has any */
     uint64_t deadline;   /* taken back: when work is opened anew, so that they end; 0: none */
     int32_t status;      /* none: why */
-    struct efa_list ops; /* that wait for the answer */
+    struct weft_list ops; /* that wait for the answer */
     uint64_t key, addr, len, rkey, base;
     uint32_t access, epoch;
 };
@@ -200,8 +166,8 @@ struct efa_region {
 /* --- work ----------------------------------------------------------------------------------------------- */
 
 struct efa_op {
-    struct efa_list in;  /* where it waits, or nic->done */
-    struct efa_list all; /* link->ops */
+    struct weft_list in;  /* where it waits, or nic->done */
+    struct weft_list all; /* link->ops */
     struct efa_link *link;
     uint8_t op;                /* enum weft_op */
     bool numbered;             /* WRITE_IMM: has imm_seq, and counts in link->nimms */
@@ -227,7 +193,7 @@ struct efa_op {
 /* One operation of libfabric. */
 struct efa_req {
     struct efa_call call;
-    struct efa_list in; /* nic->flying; nic->again: to be posted once more; nic->free_reqs */
+    struct weft_list in; /* nic->flying; nic->again: to be posted once more; nic->free_reqs */
     struct efa_op *op;  /* NULL: its link is gone */
     struct efa_region *region;
     uint64_t offset, len;
@@ -255,8 +221,8 @@ struct efa_half {
 
 struct efa_link {
     struct weft_link base;
-    struct efa_list in;   /* nic->links */
-    struct efa_list busy; /* nic->busy, or none */
+    struct weft_list in;   /* nic->links */
+    struct weft_list busy; /* nic->busy, or none */
     uint8_t state, role;
     bool keyed;
     bool hello_sent, hello_seen;
@@ -287,19 +253,19 @@ struct efa_link {
     uint32_t ninjected; /* in a row */
     uint64_t unsure;  /* since when messages are out whose fate nobody reports; 0: none */
     uint32_t seq, acked;
-    struct efa_list notes;  /* slots of the transport's own, to be posted */
-    struct efa_list posted; /* slots that libfabric has */
+    struct weft_list notes;  /* slots of the transport's own, to be posted */
+    struct weft_list posted; /* slots that libfabric has */
     uint32_t nnotes;
-    struct efa_list sends; /* ops that become messages */
-    struct efa_list untaken; /* ops whose message the peer has not taken, in order */
+    struct weft_list sends; /* ops that become messages */
+    struct weft_list untaken; /* ops whose message the peer has not taken, in order */
     /* messages in */
     uint32_t taken, told; /* all before `taken` were; told: what the peer knows of it */
-    struct efa_list telling; /* nic->telling, or none */
+    struct weft_list telling; /* nic->telling, or none */
     uint64_t untold_poll;    /* number of the poll that took the first of them */
     uint32_t own_window;
     uint64_t seen[EFA_SEEN / 64]; /* bit n: the message of seq % EFA_SEEN was taken */
     uint32_t last; /* leaving: messages that the peer has sent in all */
-    struct efa_list early; /* messages that came before the link was up */
+    struct weft_list early; /* messages that came before the link was up */
     /* immediates */
     uint16_t imm_seq; /* of the next one out */
     uint32_t nimms; /* out, not ended */
@@ -307,20 +273,20 @@ struct efa_link {
     uint64_t imm_seen[EFA_IMM_SEEN / 64]; /* bit n: number % EFA_IMM_SEEN has */
     struct efa_half *halves;
     uint32_t nhalves;
-    struct efa_list asked; /* ops that the peer answers by a message */
-    struct efa_list fetches; /* of the peer */
+    struct weft_list asked; /* ops that the peer answers by a message */
+    struct weft_list fetches; /* of the peer */
     uint32_t nfetches;
     /* cmds */
     uint32_t nposted; /* whose comp is not handed out */
     uint32_t nopen;   /* not ended */
     uint32_t nbulk;   /* reqs of long ops */
     uint32_t nflying; /* reqs that libfabric has */
-    struct efa_list ops, fenced, shorts, bulk;
+    struct weft_list ops, fenced, shorts, bulk;
     /* the peer's memory */
     struct efa_region *table[EFA_BUCKETS];
-    struct efa_list regions, stale; /* in the table, last used last; out of it, with users */
+    struct weft_list regions, stale; /* in the table, last used last; out of it, with users */
     uint32_t nregions, next_id;
-    struct efa_list leases;
+    struct weft_list leases;
 };
 
 /* --- nic ------------------------------------------------------------------------------------------------ */
@@ -364,8 +330,8 @@ struct efa_nic {
     uint64_t key_mask;
     /* slots */
     struct efa_pool smalls, larges;
-    struct efa_list lent; /* received messages that comps of the last poll point to */
-    struct efa_list back; /* received, to be posted again */
+    struct weft_list lent; /* received messages that comps of the last poll point to */
+    struct weft_list back; /* received, to be posted again */
     uint32_t nrecvs, recvs_want;
     /* peers */
     struct efa_name *names;
@@ -374,18 +340,18 @@ struct efa_nic {
     uint8_t boot[16];
     struct efa_link **by_number;
     uint32_t nnumbers, next_number;
-    struct efa_list links, busy;
+    struct weft_list links, busy;
     uint32_t nlinks;
     /* memory */
     struct efa_mem *mems[EFA_BUCKETS];
     /* work */
     uint32_t nflying;
-    struct efa_list flying, again, free_reqs, free_ops;
-    struct efa_list done;     /* ops to hand out */
-    struct efa_list arrivals; /* slots to hand out */
+    struct weft_list flying, again, free_reqs, free_ops;
+    struct weft_list done;     /* ops to hand out */
+    struct weft_list arrivals; /* slots to hand out */
     struct efa_arrival *imms, **imms_tail;
-    struct efa_list last;    /* slots with last words of links that are gone, to be posted */
-    struct efa_list telling; /* links */
+    struct weft_list last;    /* slots with last words of links that are gone, to be posted */
+    struct weft_list telling; /* links */
     uint32_t stuck; /* polls in a row, while something is under way, that brought nothing */
     uint32_t ndown;
     uint32_t nstays, nstaying; /* links that want this side awake; whose peers this side wants awake */

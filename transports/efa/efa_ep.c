@@ -171,10 +171,10 @@ static void close_and_drain(struct efa_nic *nic, struct efa_end *end)
 int efa_ep_reset_work(struct efa_nic *nic)
 {
     close_and_drain(nic, &nic->work);
-    while (!efa_list_empty(&nic->flying)) {
-        struct efa_req *req = EFA_OF(nic->flying.next, struct efa_req, in);
-        efa_list_remove(&req->in);
-        efa_list_push(&nic->again, &req->in);
+    while (!weft_list_empty(&nic->flying)) {
+        struct efa_req *req = WEFT_LIST_OF(nic->flying.next, struct efa_req, in);
+        weft_list_remove(&req->in);
+        weft_list_push(&nic->again, &req->in);
         req->op->link->nflying--;
     }
     nic->nflying = 0;
@@ -190,8 +190,8 @@ static void tell_peers(struct efa_nic *nic)
     struct efa_target where = nic->where;
     where.epoch = htole32(where.epoch);
     where.len = htole16(where.len);
-    for (struct efa_list *at = nic->links.next, *next; at != &nic->links; at = next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+    for (struct weft_list *at = nic->links.next, *next; at != &nic->links; at = next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         next = at->next;
         if (link->hello_sent && link->state < EFA_LINK_DOWN)
             efa_msg_note(link, EFA_TARGET, &where, sizeof where);

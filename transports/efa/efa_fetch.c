@@ -13,8 +13,8 @@
 
 static void fetch_free(struct efa_fetch *fetch)
 {
-    efa_list_remove(&fetch->in);
-    efa_list_remove(&fetch->of_mem);
+    weft_list_remove(&fetch->in);
+    weft_list_remove(&fetch->of_mem);
     fetch->link->nfetches--;
     free(fetch);
 }
@@ -35,10 +35,10 @@ static int fetch_new(struct efa_link *link, struct efa_mem *mem, const struct ef
     fetch->id = le32toh(msg->id);
     fetch->from = (const uint8_t *)(uintptr_t)le64toh(msg->addr);
     fetch->len = le64toh(msg->len);
-    efa_list_init(&fetch->in);
-    efa_list_init(&fetch->of_mem);
-    efa_list_push(&link->fetches, &fetch->in);
-    efa_list_push(&mem->fetches, &fetch->of_mem);
+    weft_list_init(&fetch->in);
+    weft_list_init(&fetch->of_mem);
+    weft_list_push(&link->fetches, &fetch->in);
+    weft_list_push(&mem->fetches, &fetch->of_mem);
     link->nfetches++;
     efa_busy(link);
     return 0;
@@ -81,14 +81,14 @@ void efa_fetch_sent(struct efa_fetch *fetch, uint32_t n)
         fetch_free(fetch);
         return;
     }
-    efa_list_remove(&fetch->in); /* others in turn */
-    efa_list_push(&link->fetches, &fetch->in);
+    weft_list_remove(&fetch->in); /* others in turn */
+    weft_list_push(&link->fetches, &fetch->in);
 }
 
 void efa_fetch_drop_mem(struct efa_mem *mem)
 {
-    while (!efa_list_empty(&mem->fetches)) {
-        struct efa_fetch *fetch = EFA_OF(mem->fetches.next, struct efa_fetch, of_mem);
+    while (!weft_list_empty(&mem->fetches)) {
+        struct efa_fetch *fetch = WEFT_LIST_OF(mem->fetches.next, struct efa_fetch, of_mem);
         refuse(fetch->link, fetch->id, WEFT_EKEY);
         fetch_free(fetch);
     }
@@ -96,8 +96,8 @@ void efa_fetch_drop_mem(struct efa_mem *mem)
 
 void efa_fetch_drop(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->fetches))
-        fetch_free(EFA_OF(link->fetches.next, struct efa_fetch, in));
+    while (!weft_list_empty(&link->fetches))
+        fetch_free(WEFT_LIST_OF(link->fetches.next, struct efa_fetch, in));
 }
 
 /* --- the end that asks ----------------------------------------------------------------------------------- */
@@ -122,6 +122,6 @@ void efa_fetch_data(struct efa_link *link, const struct efa_data_msg *msg, const
         if (op->fetched < op->len)
             return;
     }
-    efa_list_remove(&op->in);
+    weft_list_remove(&op->in);
     efa_op_message_done(op);
 }

@@ -107,13 +107,13 @@ static int describe_own(struct efa_link *link)
 
 static void link_init(struct efa_link *link)
 {
-    struct efa_list *lists[] = {&link->in,    &link->busy,    &link->notes,   &link->posted,
+    struct weft_list *lists[] = {&link->in,    &link->busy,    &link->notes,   &link->posted,
                                 &link->sends, &link->untaken, &link->early,   &link->telling,
                                 &link->asked, &link->fetches, &link->ops,     &link->fenced,
                                 &link->bulk,  &link->shorts,  &link->regions, &link->stale,
                                 &link->leases};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-        efa_list_init(lists[i]);
+        weft_list_init(lists[i]);
 }
 
 int efa_link_open(struct weft_nic *base, const struct weft_link_opts *opts, struct weft_link **out)
@@ -135,7 +135,7 @@ int efa_link_open(struct weft_nic *base, const struct weft_link_opts *opts, stru
         free(link);
         return rc;
     }
-    efa_list_push(&nic->links, &link->in);
+    weft_list_push(&nic->links, &link->in);
     nic->recvs_want += link->own_window;
     rc = describe_own(link);
     if (rc) {
@@ -376,8 +376,8 @@ static void look_at_work(struct efa_link *link, uint64_t now)
         return;
     link->look_at_work = false;
     nic->nwaiting--;
-    for (struct efa_list *at = nic->flying.next; !any && at != &nic->flying; at = at->next) {
-        const struct efa_req *req = EFA_OF(at, struct efa_req, in);
+    for (struct weft_list *at = nic->flying.next; !any && at != &nic->flying; at = at->next) {
+        const struct efa_req *req = WEFT_LIST_OF(at, struct efa_req, in);
         any = req->op->link == link && req->epoch != link->epoch;
     }
     if (any)
@@ -396,8 +396,8 @@ static void tell_stay(struct efa_link *link, bool stay)
 
 void efa_link_stays(struct efa_nic *nic, bool stay)
 {
-    for (struct efa_list *at = nic->links.next; at != &nic->links; at = at->next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+    for (struct weft_list *at = nic->links.next; at != &nic->links; at = at->next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         if (link->stays != stay && (link->nflying > 0) == stay && link->state == EFA_LINK_UP)
             tell_stay(link, stay);
     }
@@ -428,8 +428,8 @@ void efa_link_on_stay(struct efa_link *link, const struct efa_stay_msg *msg)
 
 void efa_busy(struct efa_link *link)
 {
-    if (efa_list_empty(&link->busy))
-        efa_list_push(&efa_nic_of(link)->busy, &link->busy);
+    if (weft_list_empty(&link->busy))
+        weft_list_push(&efa_nic_of(link)->busy, &link->busy);
 }
 
 void efa_link_fail(struct efa_link *link, int status, const char *fmt, ...)
@@ -503,7 +503,7 @@ static void let_go(struct efa_link *link)
 static void say_goodbye(struct efa_nic *nic)
 {
     for (uint64_t end = weft_now() + CLOSE_NS;
-         !efa_list_empty(&nic->last) && !nic->lost && weft_now() < end;) {
+         !weft_list_empty(&nic->last) && !nic->lost && weft_now() < end;) {
         efa_progress(nic);
         efa_msg_last_again(nic);
     }
@@ -531,8 +531,8 @@ void efa_link_close(struct weft_link *base)
     efa_mem_forget(link);
     efa_imm_drop(link);
     efa_msg_drop(link);
-    efa_list_remove(&link->busy);
-    efa_list_remove(&link->in);
+    weft_list_remove(&link->busy);
+    weft_list_remove(&link->in);
     nic->by_number[link->number] = NULL;
     nic->nlinks--;
     nic->recvs_want -= link->own_window;
@@ -545,8 +545,8 @@ void efa_link_close(struct weft_link *base)
 
 void efa_link_tick(struct efa_nic *nic, uint64_t now)
 {
-    for (struct efa_list *at = nic->links.next; nic->nwaiting && at != &nic->links; at = at->next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+    for (struct weft_list *at = nic->links.next; nic->nwaiting && at != &nic->links; at = at->next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         if (link->deadline && now >= link->deadline) {
             if (link->leaving)
                 efa_link_fail(link, WEFT_ELINK, "efa %s: the peer has closed the link", nic->name);

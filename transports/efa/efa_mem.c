@@ -91,8 +91,8 @@ int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,
     if (!mem)
         return weft_fail(-ENOMEM, "efa %s: no memory for a registration", nic->name);
     mem->range = *range;
-    efa_list_init(&mem->leases);
-    efa_list_init(&mem->fetches);
+    weft_list_init(&mem->leases);
+    weft_list_init(&mem->fetches);
     int rc = reg(nic, mem);
     if (rc) {
         free(mem);
@@ -112,16 +112,16 @@ int efa_mem_reg(struct weft_nic *base, const struct weft_mem_range *range,
 
 static void lease_free(struct efa_lease *lease)
 {
-    efa_list_remove(&lease->of_mem);
-    efa_list_remove(&lease->of_link);
+    weft_list_remove(&lease->of_mem);
+    weft_list_remove(&lease->of_link);
     efa_nic_of(lease->link)->nleases--;
     free(lease);
 }
 
 static struct efa_lease *lease_get(struct efa_mem *mem, struct efa_link *link)
 {
-    for (struct efa_list *at = mem->leases.next; at != &mem->leases; at = at->next) {
-        struct efa_lease *lease = EFA_OF(at, struct efa_lease, of_mem);
+    for (struct weft_list *at = mem->leases.next; at != &mem->leases; at = at->next) {
+        struct efa_lease *lease = WEFT_LIST_OF(at, struct efa_lease, of_mem);
         if (lease->link == link)
             return lease;
     }
@@ -130,10 +130,10 @@ static struct efa_lease *lease_get(struct efa_mem *mem, struct efa_link *link)
         return NULL;
     lease->mem = mem;
     lease->link = link;
-    efa_list_init(&lease->of_mem);
-    efa_list_init(&lease->of_link);
-    efa_list_push(&mem->leases, &lease->of_mem);
-    efa_list_push(&link->leases, &lease->of_link);
+    weft_list_init(&lease->of_mem);
+    weft_list_init(&lease->of_link);
+    weft_list_push(&mem->leases, &lease->of_mem);
+    weft_list_push(&link->leases, &lease->of_link);
     efa_nic_of(link)->nleases++;
     return lease;
 }
@@ -160,8 +160,8 @@ void efa_mem_lookup(struct efa_link *link, const struct efa_lookup_msg *msg)
 
 void efa_mem_returned(struct efa_link *link, uint32_t id)
 {
-    for (struct efa_list *at = link->leases.next; at != &link->leases; at = at->next) {
-        struct efa_lease *lease = EFA_OF(at, struct efa_lease, of_link);
+    for (struct weft_list *at = link->leases.next; at != &link->leases; at = at->next) {
+        struct efa_lease *lease = WEFT_LIST_OF(at, struct efa_lease, of_link);
         if (lease->id != id || !lease->mem->deadline) /* an old answer, or one that was not asked for */
             continue;
         lease_free(lease);
@@ -171,19 +171,19 @@ void efa_mem_returned(struct efa_link *link, uint32_t id)
 
 bool efa_mem_leased(const struct efa_link *link)
 {
-    return !efa_list_empty(&link->leases);
+    return !weft_list_empty(&link->leases);
 }
 
 void efa_mem_forget(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->leases))
-        lease_free(EFA_OF(link->leases.next, struct efa_lease, of_link));
+    while (!weft_list_empty(&link->leases))
+        lease_free(WEFT_LIST_OF(link->leases.next, struct efa_lease, of_link));
 }
 
 void efa_mem_clean(struct efa_nic *nic)
 {
-    for (struct efa_list *at = nic->links.next; at != &nic->links; at = at->next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+    for (struct weft_list *at = nic->links.next; at != &nic->links; at = at->next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         if (link->state >= EFA_LINK_DOWN)
             efa_mem_forget(link);
     }
@@ -193,8 +193,8 @@ void efa_mem_clean(struct efa_nic *nic)
 
 static void ask_back(struct efa_mem *mem)
 {
-    for (struct efa_list *at = mem->leases.next, *next; at != &mem->leases; at = next) {
-        struct efa_lease *lease = EFA_OF(at, struct efa_lease, of_mem);
+    for (struct weft_list *at = mem->leases.next, *next; at != &mem->leases; at = next) {
+        struct efa_lease *lease = WEFT_LIST_OF(at, struct efa_lease, of_mem);
         struct efa_revoke_msg msg = {.key = htole64(mem->range.key), .id = htole32(lease->id)};
         next = at->next;
         if (lease->link->state == EFA_LINK_UP)
@@ -205,8 +205,8 @@ static void ask_back(struct efa_mem *mem)
 /* Somebody who holds it can be expected to give it back. */
 static bool is_hopeful(const struct efa_mem *mem)
 {
-    for (struct efa_list *at = mem->leases.next; at != &mem->leases; at = at->next)
-        if (EFA_OF(at, struct efa_lease, of_mem)->link->state == EFA_LINK_UP)
+    for (struct weft_list *at = mem->leases.next; at != &mem->leases; at = at->next)
+        if (WEFT_LIST_OF(at, struct efa_lease, of_mem)->link->state == EFA_LINK_UP)
             return true;
     return false;
 }
@@ -224,10 +224,10 @@ int efa_mem_dereg(struct weft_nic *base, void *handle)
     }
     if (is_hopeful(mem) && !nic->lost && weft_now() < mem->deadline)
         return WEFT_EAGAIN;
-    if (!efa_list_empty(&mem->leases) && !nic->lost)
+    if (!weft_list_empty(&mem->leases) && !nic->lost)
         efa_ep_reset_target(nic);
-    while (!efa_list_empty(&mem->leases))
-        lease_free(EFA_OF(mem->leases.next, struct efa_lease, of_mem));
+    while (!weft_list_empty(&mem->leases))
+        lease_free(WEFT_LIST_OF(mem->leases.next, struct efa_lease, of_mem));
     nic->nwaiting--;
     fi_close(&mem->mr->fid);
     free(mem);

@@ -28,7 +28,7 @@ static void told(struct efa_link *link)
 {
     link->told = link->taken;
     link->tell = false;
-    efa_list_remove(&link->telling);
+    weft_list_remove(&link->telling);
 }
 
 static void fill_head(struct efa_link *link, struct efa_slot *slot, enum efa_kind kind)
@@ -97,7 +97,7 @@ static int post(struct efa_link *link, struct efa_slot *slot, enum efa_kind kind
         return 0;
     }
     efa_name_keep(slot->to);
-    efa_list_remove(&slot->in);
+    weft_list_remove(&slot->in);
     if (rc) {
         slot_end(nic, slot);
         efa_link_fail(link, WEFT_ELINK, "efa %s: cannot send to the peer: %s", nic->name,
@@ -109,7 +109,7 @@ static int post(struct efa_link *link, struct efa_slot *slot, enum efa_kind kind
         if (!link->unsure && kind > EFA_BYE) /* the peer acknowledges it */
             set_unsure(link, nic->looked);
     } else {
-        efa_list_push(&link->posted, &slot->in);
+        weft_list_push(&link->posted, &slot->in);
     }
     link->ninjected = inject ? link->ninjected + 1 : 0;
     link->seq += kind > EFA_BYE;
@@ -144,15 +144,15 @@ void efa_msg_note(struct efa_link *link, enum efa_kind kind, const void *body, u
     if (len > 0)
         memcpy(head + 1, body, len);
     slot->len = (uint32_t)sizeof *head + len;
-    efa_list_push(&link->notes, &slot->in);
+    weft_list_push(&link->notes, &slot->in);
     link->nnotes++;
     efa_busy(link);
 }
 
 static bool flush_notes(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->notes) && has_credit(link)) {
-        struct efa_slot *slot = EFA_OF(link->notes.next, struct efa_slot, in);
+    while (!weft_list_empty(&link->notes) && has_credit(link)) {
+        struct efa_slot *slot = WEFT_LIST_OF(link->notes.next, struct efa_slot, in);
         const struct efa_head *head = slot->data;
         int rc = post(link, slot, head->kind);
         if (rc == 0)
@@ -203,8 +203,8 @@ static enum efa_kind fill_body(struct efa_op *op, struct efa_slot *slot)
 static void flush_sends(struct efa_link *link)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    while (!efa_list_empty(&link->sends) && has_credit(link)) {
-        struct efa_op *op = EFA_OF(link->sends.next, struct efa_op, in);
+    while (!weft_list_empty(&link->sends) && has_credit(link)) {
+        struct efa_op *op = WEFT_LIST_OF(link->sends.next, struct efa_op, in);
         bool small = op->op != WEFT_OP_SEND || op->len + sizeof(struct efa_head) <= nic->smalls.size;
         struct efa_slot *slot = efa_slot_get(small ? &nic->smalls : &nic->larges);
         if (!slot) { /* memory may come free */
@@ -219,9 +219,9 @@ static void flush_sends(struct efa_link *link)
         }
         if (rc <= 0)
             return;
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
         bool asks = op->op == WEFT_OP_ADD64 || op->op == WEFT_OP_READ;
-        efa_list_push(asks ? &link->asked : &link->untaken, &op->in);
+        weft_list_push(asks ? &link->asked : &link->untaken, &op->in);
     }
 }
 
@@ -230,8 +230,8 @@ static void flush_fetches(struct efa_link *link)
 {
     struct efa_nic *nic = efa_nic_of(link);
     uint32_t room = nic->base.attr.max_send;
-    while (!efa_list_empty(&link->fetches) && has_credit(link)) {
-        struct efa_fetch *fetch = EFA_OF(link->fetches.next, struct efa_fetch, in);
+    while (!weft_list_empty(&link->fetches) && has_credit(link)) {
+        struct efa_fetch *fetch = WEFT_LIST_OF(link->fetches.next, struct efa_fetch, in);
         struct efa_slot *slot = efa_slot_get(&nic->larges);
         if (!slot) {
             efa_busy(link);
@@ -278,14 +278,14 @@ void efa_msg_flush(struct efa_link *link)
 
 void efa_msg_tell(struct efa_nic *nic, bool all)
 {
-    for (struct efa_list *at = nic->telling.next, *next; at != &nic->telling; at = next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, telling);
+    for (struct weft_list *at = nic->telling.next, *next; at != &nic->telling; at = next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, telling);
         next = at->next;
         if (!all && nic->polls - link->untold_poll < TELL_POLLS)
             return; /* those behind are younger */
         link->tell = true;
         efa_busy(link);
-        efa_list_remove(&link->telling);
+        weft_list_remove(&link->telling);
     }
 }
 
@@ -297,7 +297,7 @@ static int post_last(struct efa_nic *nic, struct efa_slot *slot)
     int rc = efa_quirk_reachable(nic, slot->process) ? hand_over(nic, slot) : -FI_EOTHER;
     if (rc == -FI_EAGAIN)
         return rc;
-    efa_list_remove(&slot->in);
+    weft_list_remove(&slot->in);
     if (rc)
         slot_end(nic, slot);
     else
@@ -318,15 +318,15 @@ void efa_msg_last(struct efa_link *link, enum efa_kind kind)
     if (slot->process)
         slot->process->refs++;
     slot->link = NULL;
-    efa_list_push(&nic->last, &slot->in);
+    weft_list_push(&nic->last, &slot->in);
     efa_msg_last_again(nic);
 }
 
 void efa_msg_last_again(struct efa_nic *nic)
 {
-    for (struct efa_list *at = nic->last.next, *next; at != &nic->last; at = next) {
+    for (struct weft_list *at = nic->last.next, *next; at != &nic->last; at = next) {
         next = at->next;
-        post_last(nic, EFA_OF(at, struct efa_slot, in)); /* one peer that is stuck does not keep others waiting */
+        post_last(nic, WEFT_LIST_OF(at, struct efa_slot, in)); /* one peer that is stuck does not keep others waiting */
     }
 }
 
@@ -340,7 +340,7 @@ static bool receive(struct efa_nic *nic, struct efa_slot *slot)
                          &slot->call.context);
     if (rc == -FI_EAGAIN)
         return false;
-    efa_list_remove(&slot->in);
+    weft_list_remove(&slot->in);
     if (rc) {
         nic->lost = efa_fail(nic, (int)rc, "cannot post a receive");
         efa_slot_put(slot);
@@ -355,8 +355,8 @@ void efa_msg_receive(struct efa_nic *nic)
     uint32_t want = nic->recvs_want + SPARE_RECVS;
     if (want > nic->recvs_most)
         want = nic->recvs_most;
-    while (!efa_list_empty(&nic->back)) {
-        struct efa_slot *slot = EFA_OF(nic->back.next, struct efa_slot, in);
+    while (!weft_list_empty(&nic->back)) {
+        struct efa_slot *slot = WEFT_LIST_OF(nic->back.next, struct efa_slot, in);
         if (nic->nrecvs >= want)
             efa_slot_put(slot);
         else if (!receive(nic, slot))
@@ -376,12 +376,12 @@ void efa_msg_receive(struct efa_nic *nic)
 
 void efa_msg_take_back(struct efa_nic *nic)
 {
-    while (!efa_list_empty(&nic->lent)) {
-        struct efa_list *item = nic->lent.next;
-        efa_list_remove(item);
-        efa_list_push(&nic->back, item);
+    while (!weft_list_empty(&nic->lent)) {
+        struct weft_list *item = nic->lent.next;
+        weft_list_remove(item);
+        weft_list_push(&nic->back, item);
     }
-    if (!efa_list_empty(&nic->back))
+    if (!weft_list_empty(&nic->back))
         efa_msg_receive(nic);
 }
 
@@ -401,9 +401,9 @@ void efa_msg_taken(struct efa_link *link, uint32_t seq)
         link->taken++;
     }
     uint32_t untold = link->taken - link->told;
-    if (untold > 0 && efa_list_empty(&link->telling)) {
+    if (untold > 0 && weft_list_empty(&link->telling)) {
         link->untold_poll = nic->polls;
-        efa_list_push(&nic->telling, &link->telling);
+        weft_list_push(&nic->telling, &link->telling);
     }
     if (untold >= (link->own_window + 1) / 2) {
         link->tell = true;
@@ -420,15 +420,15 @@ static void on_ack(struct efa_link *link, uint32_t ack)
     link->acked = ack;
     if (link->unsure && ack == link->seq)
         set_unsure(link, 0);
-    while (!efa_list_empty(&link->untaken)) {
-        struct efa_op *op = EFA_OF(link->untaken.next, struct efa_op, in);
+    while (!weft_list_empty(&link->untaken)) {
+        struct efa_op *op = WEFT_LIST_OF(link->untaken.next, struct efa_op, in);
         if (op->seq - ack < EFA_SEEN)
             break;
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
         efa_op_message_done(op);
     }
-    if (!efa_list_empty(&link->notes) || !efa_list_empty(&link->sends) ||
-        !efa_list_empty(&link->fetches))
+    if (!weft_list_empty(&link->notes) || !weft_list_empty(&link->sends) ||
+        !weft_list_empty(&link->fetches))
         efa_busy(link);
 }
 
@@ -542,14 +542,14 @@ static bool arrived(struct efa_link *link, struct efa_slot *slot)
         return false;
     if (link->state < EFA_LINK_UP && !joining) { /* it has overtaken the peer's last word of joining */
         slot->link = link;
-        efa_list_push(&link->early, &slot->in);
+        weft_list_push(&link->early, &slot->in);
         return true;
     }
     if (kind == EFA_CREDIT)
         return false;
     if (kind == EFA_MSG) {
         slot->link = link;
-        efa_list_push(&nic->arrivals, &slot->in);
+        weft_list_push(&nic->arrivals, &slot->in);
         return true;
     }
     take(link, kind, head + 1, slot->len - sizeof *head);
@@ -572,26 +572,26 @@ void efa_msg_arrived(struct efa_nic *nic, struct efa_slot *slot, size_t len)
         if (arrived(link, slot))
             return;
     }
-    efa_list_push(&nic->back, &slot->in);
+    weft_list_push(&nic->back, &slot->in);
 }
 
 void efa_msg_early(struct efa_link *link)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    while (!efa_list_empty(&link->early) && link->state == EFA_LINK_UP) {
-        struct efa_slot *slot = EFA_OF(link->early.next, struct efa_slot, in);
-        efa_list_remove(&slot->in);
+    while (!weft_list_empty(&link->early) && link->state == EFA_LINK_UP) {
+        struct efa_slot *slot = WEFT_LIST_OF(link->early.next, struct efa_slot, in);
+        weft_list_remove(&slot->in);
         if (!arrived(link, slot))
-            efa_list_push(&nic->back, &slot->in);
+            weft_list_push(&nic->back, &slot->in);
     }
 }
 
 /* --- the end --------------------------------------------------------------------------------------------- */
 
-static void forget_slots(struct efa_list *list, const struct efa_link *link)
+static void forget_slots(struct weft_list *list, const struct efa_link *link)
 {
-    for (struct efa_list *at = list->next; at != list; at = at->next) {
-        struct efa_slot *slot = EFA_OF(at, struct efa_slot, in);
+    for (struct weft_list *at = list->next; at != list; at = at->next) {
+        struct efa_slot *slot = WEFT_LIST_OF(at, struct efa_slot, in);
         if (slot->link == link)
             slot->link = NULL;
     }
@@ -600,20 +600,20 @@ static void forget_slots(struct efa_list *list, const struct efa_link *link)
 void efa_msg_drop(struct efa_link *link)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    while (!efa_list_empty(&link->notes))
-        efa_slot_put(EFA_OF(link->notes.next, struct efa_slot, in));
-    while (!efa_list_empty(&link->early)) {
-        struct efa_list *item = link->early.next;
-        efa_list_remove(item);
-        efa_list_push(&nic->back, item);
+    while (!weft_list_empty(&link->notes))
+        efa_slot_put(WEFT_LIST_OF(link->notes.next, struct efa_slot, in));
+    while (!weft_list_empty(&link->early)) {
+        struct weft_list *item = link->early.next;
+        weft_list_remove(item);
+        weft_list_push(&nic->back, item);
     }
-    while (!efa_list_empty(&link->posted)) {
-        struct efa_slot *slot = EFA_OF(link->posted.next, struct efa_slot, in);
-        efa_list_remove(&slot->in);
+    while (!weft_list_empty(&link->posted)) {
+        struct efa_slot *slot = WEFT_LIST_OF(link->posted.next, struct efa_slot, in);
+        weft_list_remove(&slot->in);
         slot->link = NULL;
         nic->nlast++; /* counted down by its completion */
     }
     forget_slots(&nic->arrivals, link);
-    efa_list_remove(&link->telling);
+    weft_list_remove(&link->telling);
     set_unsure(link, 0);
 }

@@ -17,9 +17,9 @@ static struct efa_op *op_new(struct efa_link *link, const struct weft_cmd *cmd)
 {
     struct efa_nic *nic = efa_nic_of(link);
     struct efa_op *op;
-    if (!efa_list_empty(&nic->free_ops)) {
-        op = EFA_OF(nic->free_ops.next, struct efa_op, in);
-        efa_list_remove(&op->in);
+    if (!weft_list_empty(&nic->free_ops)) {
+        op = WEFT_LIST_OF(nic->free_ops.next, struct efa_op, in);
+        weft_list_remove(&op->in);
     } else if (!(op = malloc(sizeof *op))) {
         return NULL;
     }
@@ -36,9 +36,9 @@ static struct efa_op *op_new(struct efa_link *link, const struct weft_cmd *cmd)
         op->iov = cmd->iov;
     else
         op->one = cmd->one;
-    efa_list_init(&op->in);
-    efa_list_init(&op->all);
-    efa_list_push(&link->ops, &op->all);
+    weft_list_init(&op->in);
+    weft_list_init(&op->all);
+    weft_list_push(&link->ops, &op->all);
     return op;
 }
 
@@ -56,9 +56,9 @@ void efa_op_free(struct efa_op *op)
         give_back(op);
     if (op->slot)
         efa_slot_put(op->slot);
-    efa_list_remove(&op->all);
-    efa_list_remove(&op->in);
-    efa_list_push(&efa_nic_of(op->link)->free_ops, &op->in);
+    weft_list_remove(&op->all);
+    weft_list_remove(&op->in);
+    weft_list_push(&efa_nic_of(op->link)->free_ops, &op->in);
 }
 
 /* It has ended, and is in no list but link->ops. */
@@ -66,18 +66,18 @@ static void op_end(struct efa_op *op)
 {
     struct efa_link *link = op->link;
     struct efa_nic *nic = efa_nic_of(link);
-    efa_list_remove(&op->in);
+    weft_list_remove(&op->in);
     link->nopen -= op->op != WEFT_OP_FENCE;
     nic->nlong -= op->len > EFA_SHORT;
     link->nimms -= op->numbered;
     if (link->state == EFA_LINK_UP) {
-        efa_list_push(&nic->done, &op->in);
+        weft_list_push(&nic->done, &op->in);
     } else {
         link->nposted--;
         efa_op_free(op);
     }
-    if (!efa_list_empty(&link->fenced) || !efa_list_empty(&link->shorts) ||
-        !efa_list_empty(&link->bulk))
+    if (!weft_list_empty(&link->fenced) || !weft_list_empty(&link->shorts) ||
+        !weft_list_empty(&link->bulk))
         efa_busy(link);
 }
 
@@ -93,7 +93,7 @@ void efa_op_fail(struct efa_op *op, int status, const char *why)
         op->status = status;
         op->why = why;
     }
-    efa_list_remove(&op->in);
+    weft_list_remove(&op->in);
     end_if_done(op);
 }
 
@@ -187,25 +187,25 @@ static void cut(const struct efa_op *op, uint64_t offset, uint64_t most, uint32_
 static struct efa_req *req_new(struct efa_nic *nic)
 {
     struct efa_req *req;
-    if (efa_list_empty(&nic->free_reqs)) {
+    if (weft_list_empty(&nic->free_reqs)) {
         req = malloc(sizeof *req);
         if (!req)
             return NULL;
         *req = (struct efa_req){.call.kind = EFA_CALL_REQ};
-        efa_list_init(&req->in);
+        weft_list_init(&req->in);
         return req;
     }
-    req = EFA_OF(nic->free_reqs.next, struct efa_req, in);
-    efa_list_remove(&req->in);
+    req = WEFT_LIST_OF(nic->free_reqs.next, struct efa_req, in);
+    weft_list_remove(&req->in);
     *req = (struct efa_req){.call.kind = EFA_CALL_REQ};
-    efa_list_init(&req->in);
+    weft_list_init(&req->in);
     return req;
 }
 
 void efa_req_free(struct efa_nic *nic, struct efa_req *req)
 {
-    efa_list_remove(&req->in);
-    efa_list_push(&nic->free_reqs, &req->in);
+    weft_list_remove(&req->in);
+    weft_list_push(&nic->free_reqs, &req->in);
 }
 
 static uint64_t data_of(const struct efa_op *op)
@@ -241,7 +241,7 @@ static int req_post(struct efa_req *req, const struct pieces *pieces)
                                         : fi_writemsg(nic->work.ep, &msg, flags);
     if (rc)
         return (int)rc;
-    efa_list_push(&nic->flying, &req->in);
+    weft_list_push(&nic->flying, &req->in);
     nic->nflying++;
     link->nflying++;
     return 0;
@@ -265,7 +265,7 @@ static void retry(struct efa_req *req, const char *why)
         op->why = "libfabric's provider failed it, again and again";
     }
     efa_region_doubt(req->region);
-    efa_list_push(&nic->again, &req->in);
+    weft_list_push(&nic->again, &req->in);
 }
 
 /* The next req of an op that has more: false, there is no room. */
@@ -283,7 +283,7 @@ static bool post_next(struct efa_op *op, bool bulk)
     bool last = op->posted + pieces.len == op->len;
     bool imm = last && op->op == WEFT_OP_WRITE_IMM && !nic->late_imms;
     if (imm && op->nreqs > 0) { /* the data comes first */
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
         return true;
     }
     if (imm && link->nimms >= EFA_IMMS)
@@ -314,10 +314,10 @@ static bool post_next(struct efa_op *op, bool bulk)
         op->numbered = true;
     }
     if (last)
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
     if (imm && !nic->wide) {
         op->nmsgs++;
-        efa_list_push(&link->sends, &op->in);
+        weft_list_push(&link->sends, &op->in);
         efa_busy(link);
     }
     if (rc)
@@ -330,7 +330,7 @@ static void announce(struct efa_op *op)
 {
     op->announced = true;
     op->nmsgs++;
-    efa_list_push(&op->link->sends, &op->in);
+    weft_list_push(&op->link->sends, &op->in);
     efa_busy(op->link);
 }
 
@@ -346,21 +346,21 @@ static void req_end(struct efa_req *req)
     efa_req_free(nic, req);
     efa_region_leave(region);
     bool well = op->nreqs == 0 && op->status == 0 && link->state == EFA_LINK_UP;
-    if (well && op->posted < op->len && efa_list_empty(&op->in))
+    if (well && op->posted < op->len && weft_list_empty(&op->in))
         efa_op_ready(op); /* only its immediate is left */
     else if (well && op->posted == op->len && op->op == WEFT_OP_WRITE_IMM && nic->late_imms &&
              !op->announced)
         announce(op);
     else
         end_if_done(op);
-    if (!efa_list_empty(&link->bulk) || !efa_list_empty(&link->shorts))
+    if (!weft_list_empty(&link->bulk) || !weft_list_empty(&link->shorts))
         efa_busy(link);
 }
 
 void efa_req_done(struct efa_req *req, int error, const char *why)
 {
     struct efa_link *link = req->op->link;
-    efa_list_remove(&req->in);
+    weft_list_remove(&req->in);
     efa_nic_of(link)->nflying--;
     link->nflying--;
     if (error && link->state == EFA_LINK_UP)
@@ -409,18 +409,18 @@ static void again(struct efa_nic *nic, struct efa_req *req)
     if (!op->status && !find_region(req))
         return;
     if (op->status) {
-        efa_list_remove(&op->in);
-        efa_list_remove(&req->in);
+        weft_list_remove(&op->in);
+        weft_list_remove(&req->in);
         req_end(req);
         return;
     }
     if (!is_reachable(link, req->region))
         return;
     cut(op, req->offset, req->len, nic->max_pieces, &pieces);
-    efa_list_remove(&req->in);
+    weft_list_remove(&req->in);
     int rc = req_post(req, &pieces);
     if (rc == -FI_EAGAIN) {
-        efa_list_push(&nic->again, &req->in);
+        weft_list_push(&nic->again, &req->in);
         nic->full = true;
     } else if (rc) {
         retry(req, nic->lib->strerror(-rc));
@@ -429,13 +429,13 @@ static void again(struct efa_nic *nic, struct efa_req *req)
 
 void efa_req_again(struct efa_nic *nic)
 {
-    struct efa_list todo = nic->again;
+    struct weft_list todo = nic->again;
     todo.next->prev = todo.prev->next = &todo;
-    efa_list_init(&nic->again);
-    while (!efa_list_empty(&todo)) {
-        struct efa_req *req = EFA_OF(todo.next, struct efa_req, in);
-        efa_list_remove(&req->in);
-        efa_list_push(&nic->again, &req->in);
+    weft_list_init(&nic->again);
+    while (!weft_list_empty(&todo)) {
+        struct efa_req *req = WEFT_LIST_OF(todo.next, struct efa_req, in);
+        weft_list_remove(&req->in);
+        weft_list_push(&nic->again, &req->in);
         again(nic, req);
     }
 }
@@ -451,9 +451,9 @@ void efa_op_ready(struct efa_op *op)
     }
     if (op->len == 0) {
         op->nmsgs++;
-        efa_list_push(&link->sends, &op->in);
+        weft_list_push(&link->sends, &op->in);
     } else {
-        efa_list_push(op->len > EFA_SHORT ? &link->bulk : &link->shorts, &op->in);
+        weft_list_push(op->len > EFA_SHORT ? &link->bulk : &link->shorts, &op->in);
     }
     efa_busy(link);
 }
@@ -473,7 +473,7 @@ static void admit(struct efa_op *op)
         op->nmsgs++;
         op->posted = op->len;
         op->id = link->next_id++;
-        efa_list_push(&link->sends, &op->in);
+        weft_list_push(&link->sends, &op->in);
         efa_busy(link);
     } else if (efa_region_of(op)) {
         efa_op_ready(op);
@@ -483,12 +483,12 @@ static void admit(struct efa_op *op)
 /* What waits behind fences that have nothing before them any more. */
 static void run_fences(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->fenced) && link->state == EFA_LINK_UP) {
-        struct efa_op *op = EFA_OF(link->fenced.next, struct efa_op, in);
+    while (!weft_list_empty(&link->fenced) && link->state == EFA_LINK_UP) {
+        struct efa_op *op = WEFT_LIST_OF(link->fenced.next, struct efa_op, in);
         bool fence = op->op == WEFT_OP_FENCE;
         if (fence && link->nopen > 0)
             return;
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
         if (fence)
             op_end(op);
         else
@@ -499,8 +499,8 @@ static void run_fences(struct efa_link *link)
 /* True: all of the list is posted, or waits for something else than room. */
 static bool pump_shorts(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->shorts))
-        if (!post_next(EFA_OF(link->shorts.next, struct efa_op, in), false))
+    while (!weft_list_empty(&link->shorts))
+        if (!post_next(WEFT_LIST_OF(link->shorts.next, struct efa_op, in), false))
             return false;
     return true;
 }
@@ -508,14 +508,14 @@ static bool pump_shorts(struct efa_link *link)
 /* A chunk of each in turn. */
 static bool pump_bulk(struct efa_link *link)
 {
-    while (!efa_list_empty(&link->bulk) && link->nbulk < EFA_WINDOW) {
-        struct efa_op *op = EFA_OF(link->bulk.next, struct efa_op, in);
-        struct efa_list *item = &op->in;
+    while (!weft_list_empty(&link->bulk) && link->nbulk < EFA_WINDOW) {
+        struct efa_op *op = WEFT_LIST_OF(link->bulk.next, struct efa_op, in);
+        struct weft_list *item = &op->in;
         if (!post_next(op, true))
             return false;
         if (link->bulk.next == item) { /* it has more */
-            efa_list_remove(item);
-            efa_list_push(&link->bulk, item);
+            weft_list_remove(item);
+            weft_list_push(&link->bulk, item);
         }
     }
     return true;
@@ -525,11 +525,11 @@ void efa_op_pump(struct efa_link *link)
 {
     if (link->state != EFA_LINK_UP)
         return;
-    if (!efa_list_empty(&link->fenced))
+    if (!weft_list_empty(&link->fenced))
         run_fences(link);
     if (!pump_shorts(link) || !pump_bulk(link))
         efa_busy(link);
-    if (!efa_list_empty(&link->sends) || !efa_list_empty(&link->notes))
+    if (!weft_list_empty(&link->sends) || !weft_list_empty(&link->notes))
         efa_msg_flush(link);
 }
 
@@ -603,8 +603,8 @@ static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
         return rc;
     }
     link->nposted++;
-    if (cmd->op == WEFT_OP_FENCE || !efa_list_empty(&link->fenced)) {
-        efa_list_push(&link->fenced, &op->in);
+    if (cmd->op == WEFT_OP_FENCE || !weft_list_empty(&link->fenced)) {
+        weft_list_push(&link->fenced, &op->in);
         efa_busy(link);
     } else {
         admit(op);
@@ -636,8 +636,8 @@ int efa_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 
 struct efa_op *efa_op_asked(struct efa_link *link, uint32_t id, enum weft_op kind)
 {
-    for (struct efa_list *at = link->asked.next; at != &link->asked; at = at->next) {
-        struct efa_op *op = EFA_OF(at, struct efa_op, in);
+    for (struct weft_list *at = link->asked.next; at != &link->asked; at = at->next) {
+        struct efa_op *op = WEFT_LIST_OF(at, struct efa_op, in);
         if (op->id == id && op->op == kind)
             return op;
     }
@@ -656,7 +656,7 @@ void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg)
     op->status = (int32_t)le32toh((uint32_t)msg->status);
     op->why = op->status ? "the peer refused the addition" : NULL;
     op->value = le64toh(msg->value);
-    efa_list_remove(&op->in);
+    weft_list_remove(&op->in);
     efa_op_message_done(op);
 }
 
@@ -665,8 +665,8 @@ void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg)
 static void drop_again(struct efa_link *link)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    for (struct efa_list *at = nic->again.next, *next; at != &nic->again; at = next) {
-        struct efa_req *req = EFA_OF(at, struct efa_req, in);
+    for (struct weft_list *at = nic->again.next, *next; at != &nic->again; at = next) {
+        struct efa_req *req = WEFT_LIST_OF(at, struct efa_req, in);
         next = at->next;
         if (req->op->link != link)
             continue;
@@ -687,10 +687,10 @@ static void op_drop(struct efa_op *op)
 void efa_op_drop(struct efa_link *link)
 {
     drop_again(link);
-    for (struct efa_list *at = link->ops.next, *next; at != &link->ops; at = next) {
-        struct efa_op *op = EFA_OF(at, struct efa_op, all);
+    for (struct weft_list *at = link->ops.next, *next; at != &link->ops; at = next) {
+        struct efa_op *op = WEFT_LIST_OF(at, struct efa_op, all);
         next = at->next;
-        efa_list_remove(&op->in);
+        weft_list_remove(&op->in);
         op->nmsgs = 0;
         op->status = WEFT_ELINK; /* no more of it is posted */
         if (op->nreqs == 0)
@@ -701,6 +701,6 @@ void efa_op_drop(struct efa_link *link)
 void efa_op_drop_rest(struct efa_link *link)
 {
     drop_again(link);
-    while (!efa_list_empty(&link->ops))
-        op_drop(EFA_OF(link->ops.next, struct efa_op, all));
+    while (!weft_list_empty(&link->ops))
+        op_drop(WEFT_LIST_OF(link->ops.next, struct efa_op, all));
 }

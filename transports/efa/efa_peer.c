@@ -187,8 +187,8 @@ bool efa_process_alive(const struct efa_process *process)
 
 static void tell_links(struct efa_nic *nic, const struct efa_process *process)
 {
-    for (struct efa_list *at = nic->links.next, *next; at != &nic->links; at = next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+    for (struct weft_list *at = nic->links.next, *next; at != &nic->links; at = next) {
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         next = at->next;
         if (link->process == process)
             efa_link_fail(link, WEFT_ELINK, "efa %s: the peer's process %u has ended", nic->name,

@@ -31,13 +31,13 @@ static void on_completion(struct efa_nic *nic, const struct fi_cq_data_entry *en
     switch (call->kind) {
     case EFA_CALL_RECV:
         nic->nrecvs--;
-        efa_msg_arrived(nic, EFA_OF(call, struct efa_slot, call), entry->len);
+        efa_msg_arrived(nic, WEFT_LIST_OF(call, struct efa_slot, call), entry->len);
         break;
     case EFA_CALL_SEND:
-        efa_msg_sent(nic, EFA_OF(call, struct efa_slot, call), 0, NULL);
+        efa_msg_sent(nic, WEFT_LIST_OF(call, struct efa_slot, call), 0, NULL);
         break;
     default:
-        efa_req_done(EFA_OF(call, struct efa_req, call), 0, NULL);
+        efa_req_done(WEFT_LIST_OF(call, struct efa_req, call), 0, NULL);
     }
 }
 
@@ -61,13 +61,13 @@ static void on_error(struct efa_nic *nic, struct fid_cq *cq, const struct fi_cq_
     switch (call->kind) {
     case EFA_CALL_RECV:
         nic->nrecvs--;
-        efa_list_push(&nic->back, &EFA_OF(call, struct efa_slot, call)->in);
+        weft_list_push(&nic->back, &WEFT_LIST_OF(call, struct efa_slot, call)->in);
         break;
     case EFA_CALL_SEND:
-        efa_msg_sent(nic, EFA_OF(call, struct efa_slot, call), entry->err ? entry->err : EIO, why);
+        efa_msg_sent(nic, WEFT_LIST_OF(call, struct efa_slot, call), entry->err ? entry->err : EIO, why);
         break;
     default:
-        efa_req_done(EFA_OF(call, struct efa_req, call), entry->err ? entry->err : EIO, why);
+        efa_req_done(WEFT_LIST_OF(call, struct efa_req, call), entry->err ? entry->err : EIO, why);
     }
 }
 
@@ -104,7 +104,7 @@ int efa_progress(struct efa_nic *nic)
     int n = read_cq(nic, nic->message.cq);
     if (nic->nleases > 0 || nic->waited)
         n += read_cq(nic, nic->target.cq);
-    if (!efa_list_empty(&nic->flying) || !efa_list_empty(&nic->busy) || nic->waited)
+    if (!weft_list_empty(&nic->flying) || !weft_list_empty(&nic->busy) || nic->waited)
         n += read_cq(nic, nic->work.cq);
     return n;
 }
@@ -126,8 +126,8 @@ struct out {
 static void hand_out_done(struct out *out)
 {
     struct efa_nic *nic = out->nic;
-    while (out->n < out->max && !efa_list_empty(&nic->done)) {
-        struct efa_op *op = EFA_OF(nic->done.next, struct efa_op, in);
+    while (out->n < out->max && !weft_list_empty(&nic->done)) {
+        struct efa_op *op = WEFT_LIST_OF(nic->done.next, struct efa_op, in);
         out->comps[out->n++] = (struct weft_comp){.ctx = op->ctx,
                                                   .link = &op->link->base,
                                                   .op = op->op,
@@ -143,12 +143,12 @@ static void hand_out_done(struct out *out)
 static void hand_out_messages(struct out *out)
 {
     struct efa_nic *nic = out->nic;
-    while (out->n < out->max && !efa_list_empty(&nic->arrivals)) {
-        struct efa_slot *slot = EFA_OF(nic->arrivals.next, struct efa_slot, in);
+    while (out->n < out->max && !weft_list_empty(&nic->arrivals)) {
+        struct efa_slot *slot = WEFT_LIST_OF(nic->arrivals.next, struct efa_slot, in);
         const struct efa_head *head = slot->data;
         struct efa_link *link = slot->link;
-        efa_list_remove(&slot->in);
-        efa_list_push(&nic->lent, &slot->in);
+        weft_list_remove(&slot->in);
+        weft_list_push(&nic->lent, &slot->in);
         if (!link || link->state >= EFA_LINK_DOWN)
             continue;
         out->comps[out->n++] = (struct weft_comp){.link = &link->base,
@@ -179,9 +179,9 @@ static void hand_out_imms(struct out *out)
 static void hand_out_downs(struct out *out)
 {
     struct efa_nic *nic = out->nic;
-    for (struct efa_list *at = nic->links.next; nic->ndown && at != &nic->links && out->n < out->max;
+    for (struct weft_list *at = nic->links.next; nic->ndown && at != &nic->links && out->n < out->max;
          at = at->next) {
-        struct efa_link *link = EFA_OF(at, struct efa_link, in);
+        struct efa_link *link = WEFT_LIST_OF(at, struct efa_link, in);
         if (!link->down_due)
             continue;
         link->down_due = false;
@@ -203,8 +203,8 @@ static void hand_out(struct out *out)
 
 static bool has_news(const struct efa_nic *nic)
 {
-    return nic->ndown || nic->imms || !efa_list_empty(&nic->done) ||
-           !efa_list_empty(&nic->arrivals);
+    return nic->ndown || nic->imms || !weft_list_empty(&nic->done) ||
+           !weft_list_empty(&nic->arrivals);
 }
 
 /* --- poll ------------------------------------------------------------------------------------------------ */
@@ -224,21 +224,21 @@ static void look(struct efa_nic *nic)
 
 static void run_busy(struct efa_nic *nic)
 {
-    struct efa_list todo;
-    if (!efa_list_empty(&nic->last))
+    struct weft_list todo;
+    if (!weft_list_empty(&nic->last))
         efa_msg_last_again(nic);
     nic->full = false;
-    if (!efa_list_empty(&nic->again))
+    if (!weft_list_empty(&nic->again))
         efa_req_again(nic);
-    if (efa_list_empty(&nic->busy))
+    if (weft_list_empty(&nic->busy))
         return;
     /* those that stay busy come at the end of a new list */
     todo = nic->busy;
     todo.next->prev = todo.prev->next = &todo;
-    efa_list_init(&nic->busy);
-    while (!efa_list_empty(&todo)) {
-        struct efa_link *link = EFA_OF(todo.next, struct efa_link, busy);
-        efa_list_remove(&link->busy);
+    weft_list_init(&nic->busy);
+    while (!weft_list_empty(&todo)) {
+        struct efa_link *link = WEFT_LIST_OF(todo.next, struct efa_link, busy);
+        weft_list_remove(&link->busy);
         efa_msg_flush(link);
         efa_op_pump(link);
     }
@@ -247,7 +247,7 @@ static void run_busy(struct efa_nic *nic)
 /* Where nobody can be woken: peers to which something is under way for longer. */
 static void keep_awake(struct efa_nic *nic, int news)
 {
-    nic->stuck = news > 0 || efa_list_empty(&nic->flying) ? 0 : nic->stuck + 1;
+    nic->stuck = news > 0 || weft_list_empty(&nic->flying) ? 0 : nic->stuck + 1;
     if (nic->stuck >= STUCK_POLLS && nic->base.attr.target_progress) {
         nic->stuck = 0;
         efa_link_stays(nic, true);
@@ -265,7 +265,7 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     if (nic->message.fd < 0)
         keep_awake(nic, n);
     nic->polls++;
-    if (!efa_list_empty(&nic->telling))
+    if (!weft_list_empty(&nic->telling))
         efa_msg_tell(nic, false);
     run_busy(nic);
     if (nic->polls % LOOK_POLLS == 0 || nic->waited)
@@ -298,12 +298,12 @@ int efa_wait_fd(struct weft_nic *base)
     nic->waited = true;
     efa_msg_tell(nic, true);
     run_busy(nic);
-    if (nic->message.fd < 0 && (nic->nstays > 0 || !efa_list_empty(&nic->flying)))
+    if (nic->message.fd < 0 && (nic->nstays > 0 || !weft_list_empty(&nic->flying)))
         return WEFT_EAGAIN; /* nobody would tell when there is more to do */
     if (nic->message.fd < 0)
         return WEFT_EUNSUPPORTED; /* asked each time that core goes to sleep: not an error to remember */
-    if (has_news(nic) || !efa_list_empty(&nic->lent) || !efa_list_empty(&nic->back) ||
-        !efa_list_empty(&nic->busy) || !efa_list_empty(&nic->last) || nic->full || nic->lost)
+    if (has_news(nic) || !weft_list_empty(&nic->lent) || !weft_list_empty(&nic->back) ||
+        !weft_list_empty(&nic->busy) || !weft_list_empty(&nic->last) || nic->full || nic->lost)
         return WEFT_EAGAIN;
     set_timer(nic, 0);
     /* trywait may do what the descriptor was readable for, or only clear it: poll knows */

@@ -10,7 +10,7 @@
 void efa_pool_init(struct efa_pool *pool, struct efa_nic *nic, uint32_t size)
 {
     *pool = (struct efa_pool){.nic = nic, .size = (size + ALIGN - 1) / ALIGN * ALIGN};
-    efa_list_init(&pool->free);
+    weft_list_init(&pool->free);
 }
 
 void efa_pool_fini(struct efa_pool *pool)
@@ -54,17 +54,17 @@ static bool grow(struct efa_pool *pool)
         slot->data = (uint8_t *)slab->data + (size_t)i * pool->size;
         slot->desc = slab->mr ? fi_mr_desc(slab->mr) : NULL;
         slot->pool = pool;
-        efa_list_push(&pool->free, &slot->in);
+        weft_list_push(&pool->free, &slot->in);
     }
     return true;
 }
 
 struct efa_slot *efa_slot_get(struct efa_pool *pool)
 {
-    if (efa_list_empty(&pool->free) && !grow(pool))
+    if (weft_list_empty(&pool->free) && !grow(pool))
         return NULL;
-    struct efa_slot *slot = EFA_OF(pool->free.next, struct efa_slot, in);
-    efa_list_remove(&slot->in);
+    struct efa_slot *slot = WEFT_LIST_OF(pool->free.next, struct efa_slot, in);
+    weft_list_remove(&slot->in);
     slot->link = NULL;
     slot->to = NULL;
     slot->process = NULL;
@@ -73,6 +73,6 @@ struct efa_slot *efa_slot_get(struct efa_pool *pool)
 
 void efa_slot_put(struct efa_slot *slot)
 {
-    efa_list_remove(&slot->in);
-    efa_list_push(&slot->pool->free, &slot->in);
+    weft_list_remove(&slot->in);
+    weft_list_push(&slot->pool->free, &slot->in);
 }

@@ -25,8 +25,8 @@ static void unlist(struct efa_region *region)
         at = &(*at)->next;
     *at = region->next;
     link->nregions--;
-    efa_list_remove(&region->in);
-    efa_list_push(&link->stale, &region->in);
+    weft_list_remove(&region->in);
+    weft_list_push(&link->stale, &region->in);
 }
 
 /* Reqs end by themselves until then. */
@@ -45,8 +45,8 @@ static void owe(struct efa_region *region, uint32_t id)
 static void give_back(struct efa_link *link, uint64_t key, uint32_t id)
 {
     struct efa_revoke_msg msg = {.key = htole64(key), .id = htole32(id), .done = htole32(1)};
-    for (struct efa_list *at = link->stale.next; at != &link->stale; at = at->next) {
-        struct efa_region *region = EFA_OF(at, struct efa_region, in);
+    for (struct weft_list *at = link->stale.next; at != &link->stale; at = at->next) {
+        struct efa_region *region = WEFT_LIST_OF(at, struct efa_region, in);
         if (region->key == key && region->users > 0) {
             owe(region, id);
             return;
@@ -62,7 +62,7 @@ static void settle(struct efa_region *region)
     struct efa_link *link = region->link;
     if (region->users > 0)
         return;
-    efa_list_remove(&region->in);
+    weft_list_remove(&region->in);
     if (region->deadline)
         efa_nic_of(link)->nwaiting--;
     if (region->owed)
@@ -73,8 +73,8 @@ static void settle(struct efa_region *region)
 /* The one that was used longest ago; the peer is not told, and may take back what is forgotten. */
 static void forget_one(struct efa_link *link)
 {
-    for (struct efa_list *at = link->regions.next; at != &link->regions; at = at->next) {
-        struct efa_region *region = EFA_OF(at, struct efa_region, in);
+    for (struct weft_list *at = link->regions.next; at != &link->regions; at = at->next) {
+        struct efa_region *region = WEFT_LIST_OF(at, struct efa_region, in);
         if (region->state != EFA_REGION_KNOWN || region->users > 0)
             continue;
         unlist(region);
@@ -95,11 +95,11 @@ static struct efa_region *ask(struct efa_link *link, uint64_t key)
     region->link = link;
     region->key = key;
     region->id = link->next_id++;
-    efa_list_init(&region->in);
-    efa_list_init(&region->ops);
+    weft_list_init(&region->in);
+    weft_list_init(&region->ops);
     region->next = *bucket(link, key);
     *bucket(link, key) = region;
-    efa_list_push(&link->regions, &region->in);
+    weft_list_push(&link->regions, &region->in);
     link->nregions++;
     struct efa_lookup_msg msg = {.key = htole64(key), .id = htole32(region->id)};
     efa_msg_note(link, EFA_LOOKUP, &msg, sizeof msg);
@@ -114,8 +114,8 @@ struct efa_region *efa_region_get(struct efa_link *link, uint64_t key)
     if (!region)
         return ask(link, key);
     if (link->regions.prev != &region->in) {
-        efa_list_remove(&region->in);
-        efa_list_push(&link->regions, &region->in);
+        weft_list_remove(&region->in);
+        weft_list_push(&link->regions, &region->in);
     }
     return region;
 }
@@ -155,16 +155,16 @@ struct efa_region *efa_region_of(struct efa_op *op)
         return NULL;
     if (region->state == EFA_REGION_KNOWN)
         return pass(op, region) ? region : NULL;
-    efa_list_remove(&op->in);
-    efa_list_push(&region->ops, &op->in);
+    weft_list_remove(&op->in);
+    weft_list_push(&region->ops, &op->in);
     return NULL;
 }
 
 static void move_ops(struct efa_region *region)
 {
-    while (!efa_list_empty(&region->ops)) {
-        struct efa_op *op = EFA_OF(region->ops.next, struct efa_op, in);
-        efa_list_remove(&op->in);
+    while (!weft_list_empty(&region->ops)) {
+        struct efa_op *op = WEFT_LIST_OF(region->ops.next, struct efa_op, in);
+        weft_list_remove(&op->in);
         if (region->state == EFA_REGION_NONE)
             efa_op_fail(op, region->status, efa_refusal(region->status));
         else if (pass(op, region))
@@ -176,8 +176,8 @@ static void move_ops(struct efa_region *region)
 
 static struct efa_region *find(struct efa_link *link, uint32_t id)
 {
-    for (struct efa_list *at = link->regions.prev; at != &link->regions; at = at->prev) {
-        struct efa_region *region = EFA_OF(at, struct efa_region, in);
+    for (struct weft_list *at = link->regions.prev; at != &link->regions; at = at->prev) {
+        struct efa_region *region = WEFT_LIST_OF(at, struct efa_region, in);
         if (region->id == id)
             return region;
     }
@@ -243,8 +243,8 @@ void efa_region_tick(struct efa_link *link, uint64_t now)
 {
     struct efa_nic *nic = efa_nic_of(link);
     bool any = false;
-    for (struct efa_list *at = link->stale.next; at != &link->stale; at = at->next) {
-        struct efa_region *region = EFA_OF(at, struct efa_region, in);
+    for (struct weft_list *at = link->stale.next; at != &link->stale; at = at->next) {
+        struct efa_region *region = WEFT_LIST_OF(at, struct efa_region, in);
         if (!region->deadline || now < region->deadline)
             continue;
         region->deadline = 0;
@@ -255,11 +255,11 @@ void efa_region_tick(struct efa_link *link, uint64_t now)
         efa_ep_reset_work(nic);
 }
 
-static void drop(struct efa_list *list)
+static void drop(struct weft_list *list)
 {
-    while (!efa_list_empty(list)) {
-        struct efa_region *region = EFA_OF(list->next, struct efa_region, in);
-        efa_list_remove(&region->in);
+    while (!weft_list_empty(list)) {
+        struct efa_region *region = WEFT_LIST_OF(list->next, struct efa_region, in);
+        weft_list_remove(&region->in);
         if (region->deadline)
             efa_nic_of(region->link)->nwaiting--;
         free(region);
