@@ -4,6 +4,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include "registry.h"
@@ -109,6 +110,23 @@ static void opts_are_borrowed_for_the_call_only(void **state)
     for (int i = 0; i < 10; i++)
         assert_int_equal(nic->transport->ops->poll(nic, comps, 4), 0);
     nic->transport->ops->close(nic);
+}
+
+/* Also by libraries that a transport loads. */
+static void signals_are_the_applications(void **state)
+{
+    (void)state;
+    static const int of_applications[] = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGALRM,
+                                          SIGTERM, SIGUSR1, SIGUSR2, SIGCHLD};
+    struct side side;
+    side_open(&side, 0);
+    for (size_t i = 0; i < ARRAY_LEN(of_applications); i++) {
+        struct sigaction now;
+        assert_int_equal(sigaction(of_applications[i], NULL, &now), 0);
+        CHECK(now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN, "somebody handles signal %d",
+              of_applications[i]);
+    }
+    side_close(&side);
 }
 
 static void many_nics_at_once(void **state)
@@ -486,6 +504,7 @@ int main(void)
         ALONE(open_refuses_an_unknown_device),
         ALONE(open_fills_in_the_nic),
         ALONE(opts_are_borrowed_for_the_call_only),
+        ALONE(signals_are_the_applications),
         ALONE(many_nics_at_once),
         ALONE(close_gives_everything_back),
         IN_BOTH(either_end_may_be_active),

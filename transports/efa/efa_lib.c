@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "efa_lib.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+
 #include "weft/transport.h"
 
 #define OLDEST FI_VERSION(1, 17)
@@ -32,7 +35,16 @@ static int fill(void *opened)
     return 0;
 }
 
+/* libinfinipath, which Debian's libfabric is linked with, takes the process's signals when it is loaded, SIGINT and SIGTERM too,
+ * unless this is in the environment. */
+static void keep_signals(void)
+{
+    setenv("IPATH_NO_BACKTRACE", "1", 0);
+}
+
 const struct efa_lib *efa_lib(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, keep_signals);
     return weft_library_open(&library) ? NULL : &table;
 }

@@ -30,7 +30,7 @@
  * completes at the initiator with WEFT_EKEY, WEFT_EBOUNDS or WEFT_EACCESS; the link stays up.
  *
  * Errors. A function that fails returns a negative code and says why with weft_fail(). Transports
- * never abort, exit, or print.
+ * never abort, exit, or print, and leave the process's signals alone.
  */
 #ifndef WEFT_TRANSPORT_H
 #define WEFT_TRANSPORT_H
