@@ -44,7 +44,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "bytes of such messages a conn sends before the receiver has taken them")                  \
     XX("WEFT_NOTIFY_QUEUE", SIZE, "256M", 65536, (int64_t)1 << 40,                                \
        "bytes of arrived notifications an endpoint holds before it makes the senders wait")       \
-    XX("WEFT_RAILS", INT, "4", 1, 16,                                                             \
+    XX("WEFT_RAILS", INT, "4", 1, 32,                                                             \
        "devices of a transport that an endpoint uses at once, nearest first")                     \
     XX("WEFT_RAILS_FAR", BOOL, "0", 0, 1,                                                         \
        "use devices that are farther than the nearest one, too")                                  \

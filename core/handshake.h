@@ -15,7 +15,7 @@ struct weft__boot;
 /* Version of what follows, and of the proofs. */
 #define WEFT__BOOT_VERSION 2
 #define WEFT__FRAME_HEAD 12
-#define WEFT__FRAME_MAX 16384
+#define WEFT__FRAME_MAX 32768 /* an address of each of WEFT__MAX_LINKS links */
 
 enum weft__frame {
     WEFT__HELLO = 1,

@@ -24,8 +24,9 @@ struct weft__conn;
 struct weft__op;
 struct weft__msg;
 
-#define WEFT__MAX_LANES 16
-#define WEFT__MAX_LINKS 16 /* of one conn */
+/* AWS's p5 has 32 EFA devices, the most of any machine. Sets of links are bits of 32. */
+#define WEFT__MAX_LANES 32
+#define WEFT__MAX_LINKS 32 /* of one conn */
 /* Nics of an endpoint that make their own keys, since a remote has room for so many. Each of them has a
  * slot there, which the peers of its links are told. */
 #define WEFT__KEYS 8

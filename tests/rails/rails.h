@@ -11,7 +11,7 @@
 
 #include "weft/transport.h"
 
-#define RAILS_MAX 12
+#define RAILS_MAX 34
 
 /* What it is from the next call on. */
 struct rails_device {

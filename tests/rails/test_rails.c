@@ -139,15 +139,16 @@ static void eight_nics_have_keys_of_their_own(void **state)
     opens("local,rails", "local r0 r1 r2 r3 r4 r5 r6 r7 r8 r9");
 }
 
-/* There is room for 16 nics, and one is left for each transport that is to come. */
+/* There is room for 32 nics, and one is left for each transport that is to come. */
 static void devices_before_nics_of_one(void **state)
 {
     (void)state;
     rails_reset(4);
     rails.chosen_keys = true;
     weft_config_set("WEFT_LANES", "8");
-    opens("rails,local", "r0 r1 r2 r3 r0 r1 r2 r3 r0 r1 r2 r3 local local local local");
-    assert_non_null(strstr(log_lines, "rails: 3 nics of each device, not 8"));
+    opens("rails,local", "r0 r1 r2 r3 r0 r1 r2 r3 r0 r1 r2 r3 r0 r1 r2 r3 r0 r1 r2 r3 r0 r1 r2 r3 "
+                         "r0 r1 r2 r3 local local local local");
+    assert_non_null(strstr(log_lines, "rails: 7 nics of each device, not 8"));
 }
 
 /* --- conns ------------------------------------------------------------------------------------- */
@@ -226,19 +227,27 @@ static void has_links(const struct joined *j, int links, int of)
     }
 }
 
+static void every_one_of(int n, const char *setting)
+{
+    struct joined j;
+    weft_config_set("WEFT_RAILS", setting);
+    weft_config_set("WEFT_CHUNK", "16K");
+    join_up(&j, "rails,local", "", "");
+    has_links(&j, n, n);
+    use(&j);
+    for (int i = 0; i < n; i++)
+        CHECK(rails.device[i].cmds > 0, "r%d carried nothing", i);
+    part(&j);
+}
+
 static void every_rail_carries(void **state)
 {
     (void)state;
-    struct joined j;
     rails_reset(8);
-    weft_config_set("WEFT_RAILS", "8");
-    weft_config_set("WEFT_CHUNK", "64K");
-    join_up(&j, "rails,local", "", "");
-    has_links(&j, 8, 8);
-    use(&j);
-    for (int i = 0; i < 8; i++)
-        CHECK(rails.device[i].cmds > 0, "r%d carried nothing", i);
-    part(&j);
+    every_one_of(8, "8");
+    rails_reset(34); /* room is for 32, one of which is left to local */
+    rails.chosen_keys = true;
+    every_one_of(31, "32");
 }
 
 static void sides_with_different_numbers_share_the_first(void **state)
