@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fake_devices.h"
 #include "fake_gpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -37,7 +38,7 @@
 
 static struct {
     uint64_t random;
-    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject, hmem, minor;
+    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject, hmem, minor, devices;
     char as[MOST_NAME], provider[64];
 } set = {.random = 1};
 
@@ -102,6 +103,8 @@ static void read_setting(char *item)
         set.noinject = number;
     else if (!strcmp(item, "hmem"))
         set.hmem = number;
+    else if (!strcmp(item, "devices"))
+        set.devices = number;
     else if (!strcmp(item, "minor"))
         set.minor = number;
     else if (!strcmp(item, "as"))
@@ -164,7 +167,7 @@ void fake_fabric_set(const char *settings)
     load();
     set.random = 1;
     set.hold = set.delay = set.eagain = set.fail = set.narrow = set.local = set.provkey = 0;
-    set.noread = set.noinject = set.hmem = 0;
+    set.noread = set.noinject = set.hmem = set.devices = 0;
     set.as[0] = set.provider[0] = '\0';
     read_settings(settings);
 }
@@ -213,6 +216,7 @@ struct ep {
     struct fi_ops_msg *msg, msg_own;
     struct fi_ops_rma *rma, rma_own;
     struct fi_ops_ep *ops, own;
+    char device[64];
     bool gpu, direct; /* opened with FI_HMEM; told not to copy through the host */
     struct held held[MOST_HELD];
     unsigned n;
@@ -323,6 +327,8 @@ static ssize_t take(struct ep *ep, const struct held *held)
     else
         ep->held[ep->n++] = *held;
     ep->posted += is_rma && rc == 0;
+    if (is_rma && rc == 0)
+        fake_device_carries(ep->device);
     return rc;
 }
 
@@ -571,6 +577,7 @@ static int own_endpoint(struct fid_domain *fid, struct fi_info *info, struct fid
     ep->object.fid_own.bind = own_ep_bind;
     ep->object.fid_own.control = own_ep_control;
     ep->gpu = set.hmem && info->caps & FI_HMEM;
+    snprintf(ep->device, sizeof ep->device, "%s", info->domain_attr->name);
     ep->ops = (*out)->ops;
     ep->own = *ep->ops;
     ep->own.setopt = own_setopt;
@@ -713,6 +720,7 @@ static struct fi_info *undone(const struct fi_info *info)
     struct fi_info *copy = real_dupinfo(info);
     rename_provider(copy->fabric_attr, set.as, set.provider);
     without_gpus(copy);
+    fake_devices_unmake(copy);
     if (set.noread)
         copy->caps |= READS;
     if (set.narrow)
@@ -748,6 +756,8 @@ int fi_getinfo(uint32_t version, const char *node, const char *service, uint64_t
         real_freeinfo(copy);
     for (struct fi_info *info = rc ? NULL : *out; info; info = info->next)
         redo(info, gpu);
+    if (rc == 0 && set.devices && strcmp((*out)->fabric_attr->prov_name, set.as) == 0)
+        real_freeinfo(fake_devices_make(real_dupinfo, *out, set.devices));
     return rc;
 }
 

@@ -18,6 +18,9 @@ void fake_fabric_unreachable(bool on);
  * caller keeps. bytes NULL: it is not any more. Both ends of a link have to be in this process. */
 void fake_fabric_gpu(void *addr, size_t len, void *bytes);
 
+/* WRITEs and READs that went out from this device (a domain's name), so far. */
+unsigned fake_fabric_carried(const char *device);
+
 /* The last registration of a GPU's memory. */
 struct fake_fabric_registration {
     unsigned count; /* of all so far */
