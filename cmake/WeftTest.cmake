@@ -163,6 +163,16 @@ set(WEFT_EFA_shm shm)
 set(WEFT_EFA_tcp_rxm "tcp\\;ofi_rxm")
 set(WEFT_EFA_udp_rxd "udp\\;ofi_rxd")
 
+function(weft__efa_entry name file provider)
+    cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "LABELS;ENVIRONMENT")
+    # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
+    weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 240
+                     LABELS contract efa ${provider} ${arg_LABELS} ENVIRONMENT
+                     WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1
+                     "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
+                     FI_OFI_RXM_MSG_RX_SIZE=256 ${arg_ENVIRONMENT})
+endfunction()
+
 function(weft_add_efa_test file)
     cmake_parse_arguments(PARSE_ARGV 1 arg "LONG" "" "LABELS")
     foreach(provider shm tcp_rxm udp_rxd)
@@ -170,13 +180,13 @@ function(weft_add_efa_test file)
         if(provider STREQUAL udp_rxd AND arg_LONG)
             set(long long)
         endif()
-        # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
-        weft__test_entry(contract.${file}.efa.${provider} contract_${file} TIMEOUT 240
-                         LABELS contract efa ${provider} ${long} ${arg_LABELS} ENVIRONMENT
-                         WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1
-                         "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
-                         FI_OFI_RXM_MSG_RX_SIZE=256)
+        weft__efa_entry(${provider} ${file} ${provider} LABELS ${long} ${arg_LABELS})
     endforeach()
+endfunction()
+
+# As over a provider that cannot wake who sleeps, as EFA's cannot.
+function(weft_add_efa_polled_test file)
+    weft__efa_entry(tcp_rxm.polled ${file} tcp_rxm ENVIRONMENT WEFT_EFA_WAIT=0)
 endfunction()
 
 # Over a libfabric with the attributes of EFA, that does all it may. double: over shm; noread: without READ, called efa.

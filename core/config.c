@@ -110,6 +110,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "messages that a link's peer may send before they were taken")                             \
     XX("WEFT_EFA_RECVS", INT, "512", 16, 32768,                                                   \
        "messages that all peers of a nic together may send at once: 8.5 KiB of memory each")      \
+    XX("WEFT_EFA_WAIT", BOOL, "1", 0, 1,                                                          \
+       "what arrives wakes who sleeps, if the provider can; 0: who sleeps looks each "            \
+       "millisecond, and who polls pays nothing for it")                                          \
     XX("WEFT_EFA_LIBRARY", STRING, "libfabric.so.1", 0, 0, "file of libfabric")                   \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")

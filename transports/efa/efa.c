@@ -23,6 +23,7 @@ static void read_settings(struct efa_nic *nic)
     nic->chunk = (uint64_t)weft_config_int("WEFT_EFA_CHUNK");
     nic->credits = (uint32_t)weft_config_int("WEFT_EFA_CREDITS");
     nic->recvs_most = (uint32_t)weft_config_int("WEFT_EFA_RECVS");
+    nic->wakes = weft_config_int("WEFT_EFA_WAIT");
     nic->depth = EFA_DEPTH;
 }
 

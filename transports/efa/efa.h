@@ -364,6 +364,7 @@ struct efa_nic {
     bool full;      /* libfabric had no room for what goes once more */
     bool waited;    /* wait_fd was called since the last poll */
     enum fi_hmem_iface iface; /* of the GPUs whose memory the device reaches; FI_HMEM_SYSTEM: none */
+    bool wakes;     /* what arrives wakes who sleeps, if the provider can */
     bool buries;    /* endpoints are not closed, but buried (efa_quirk.c) */
     int lost;
 };

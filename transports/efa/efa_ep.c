@@ -32,7 +32,7 @@ static int open_cq(struct efa_nic *nic, struct efa_end *end)
                               .format = FI_CQ_FORMAT_DATA,
                               .wait_obj = FI_WAIT_FD};
     struct epoll_event event = {.events = EPOLLIN};
-    int rc = fi_cq_open(nic->domain, &attr, &end->cq, NULL);
+    int rc = nic->wakes ? fi_cq_open(nic->domain, &attr, &end->cq, NULL) : -FI_ENOSYS;
     if (rc == 0 && fi_control(&end->cq->fid, FI_GETWAIT, &end->fd) == 0)
         return epoll_ctl(nic->epoll_fd, EPOLL_CTL_ADD, end->fd, &event) == 0
                    ? 0
