@@ -138,7 +138,7 @@ static void say_frame(struct run *run, uint8_t sock, struct tcp_frame frame, siz
     static uint8_t bytes[TCP_FRAME_MAX + LEN + 4096];
     uint8_t ack = fuzz_u8(&run->in);
     frame.ack_sock = ack >= 250 ? ack : ack % run->nsocks;
-    if (frame.ack_sock < run->nsocks)
+    if (frame.ack_sock < run->nsocks && frame.ack_sock < sizeof run->socks / sizeof *run->socks)
         frame.ack = run->socks[frame.ack_sock].executed;
     if (ack >= 224)
         frame.ack = (uint32_t)fuzz_near(&run->in, frame.ack);

@@ -226,7 +226,7 @@ static void name_port(char *name, size_t size, const char *device, int port, int
     if (nports == 1)
         snprintf(name, size, "%s", device);
     else
-        snprintf(name, size, "%.*s:%d", (int)(size - 5), device, port);
+        snprintf(name, size, "%.*s:%u", (int)(size - 5), device, (uint8_t)port);
 }
 
 /* The ports of one device that the user lets in, behind the n that are listed. */
