@@ -18,7 +18,7 @@ string(REPLACE "," ";" GPU "${GPU}")
 
 # Backends of later versions: naming one says so instead of "unknown".
 set(WEFT_LATER_TRANSPORT tcpx)
-set(WEFT_LATER_GPU cuda hip)
+set(WEFT_LATER_GPU hip)
 
 function(weft__note kind name text)
     string(LENGTH "${kind} ${name}" used)

@@ -117,7 +117,7 @@ function(weft_add_contract_test file)
     cmake_parse_arguments(PARSE_ARGV 1 arg "HIDDEN" "TIMEOUT" "LIBRARIES;LABELS")
     weft__test_program(contract_${file} SOURCES contract/${file}.c LIBRARIES ${arg_LIBRARIES})
     get_property(transports GLOBAL PROPERTY WEFT_TRANSPORT_TESTED)
-    get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
+    set(gpus host) # its memory is the host's, as all is that these tests move
     get_property(built GLOBAL PROPERTY WEFT_TRANSPORT_BUILT)
     foreach(transport IN LISTS transports)
         foreach(gpu IN LISTS gpus)
@@ -212,7 +212,7 @@ function(weft_add_efa_double_test double file)
 endfunction()
 
 function(weft_add_gpu_test file)
-    weft__test_program(contract_${file} SOURCES contract/${file}.c)
+    weft__test_program(contract_${file} SOURCES contract/${file}.c helpers.c)
     get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
     foreach(gpu IN LISTS gpus)
         weft__test_entry(contract.${file}.${gpu} contract_${file} LABELS contract gpu

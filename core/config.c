@@ -19,7 +19,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
     XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
        "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
-    XX("WEFT_GPU", STRING, "auto", 0, 0, "GPU backend to use; auto: the first that has a device") \
+    XX("WEFT_GPU", STRING, "host", 0, 0, "GPU backend to use; auto: the first that has a device") \
     XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \
        "directories, separated by colons, from which weft_*.so modules are loaded")               \
     XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \
@@ -114,6 +114,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "what arrives wakes who sleeps, if the provider can; 0: who sleeps looks each "            \
        "millisecond, and who polls pays nothing for it")                                          \
     XX("WEFT_EFA_LIBRARY", STRING, "libfabric.so.1", 0, 0, "file of libfabric")                   \
+    XX("WEFT_CUDA_LIBRARY", STRING, "libcuda.so.1", 0, 0, "file of NVIDIA's driver")              \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
 

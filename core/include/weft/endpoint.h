@@ -53,7 +53,7 @@ struct weft_endpoint_opts {
     const char *listen;
     /* Comma-separated names, best first: only these are used. NULL: WEFT_TRANSPORT ("auto"). */
     const char *transport;
-    /* Name of the GPU backend. NULL: WEFT_GPU ("auto"). */
+    /* Name of the GPU backend. NULL: WEFT_GPU ("host"). */
     const char *gpu;
     /* n >= 1: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. */
     int progress_threads;

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table, devices and contexts. */
+#include "cuda.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static weft_gpu_probe_fn probe;
+static weft_gpu_open_fn open_device;
+static weft_gpu_close_fn close_device;
+static weft_gpu_launch_fn launch;
+
+static const struct weft_gpu_ops cuda_ops = {
+    .probe = probe,
+    .open = open_device,
+    .close = close_device,
+    .alloc = cuda_alloc,
+    .free = cuda_free,
+    .query = cuda_query,
+    .copy = cuda_copy,
+    .launch = launch,
+    .host_map = cuda_host_map,
+    .host_unmap = cuda_host_unmap,
+    .export_dmabuf = cuda_export_dmabuf,
+    .ipc_export = cuda_ipc_export,
+    .ipc_open = cuda_ipc_open,
+    .ipc_close = cuda_ipc_close,
+};
+
+const struct weft_gpu_backend weft_gpu_cuda = {
+    .abi = WEFT_ABI,
+    .name = "cuda",
+    .summary = "NVIDIA GPUs, by the driver",
+    .ops = &cuda_ops,
+};
+
+static int probe(void)
+{
+    const struct cuda_api *api = cuda_api();
+    int n = 0;
+    if (!api)
+        return 0;
+    int result = api->device_count(&n);
+    if (result || n == 0) {
+        cuda_fail(result ? result : CUDA_ENODEVICE, "no devices");
+        return 0;
+    }
+    return n;
+}
+
+int cuda_enter(const struct cuda_gpu *gpu)
+{
+    int result = cuda_api()->ctx_push(gpu->ctx);
+    return result ? cuda_fail(result, "cannot use the context") : 0;
+}
+
+void cuda_leave(void)
+{
+    cuda_ctx_t ctx;
+    cuda_api()->ctx_pop(&ctx);
+}
+
+/* The context, and in it the stream. */
+static int make(const struct cuda_api *api, struct cuda_gpu *gpu)
+{
+    int result = api->device_get(&gpu->device, gpu->base.ordinal);
+    if (result == 0)
+        result = api->ctx_retain(&gpu->ctx, gpu->device);
+    if (result)
+        return cuda_fail(result, "cannot open the device");
+    int rc = cuda_enter(gpu);
+    if (rc == 0) {
+        result = api->stream_create(&gpu->stream, CUDA_STREAM_ALONE);
+        cuda_leave();
+        rc = result ? cuda_fail(result, "cannot make a stream") : 0;
+    }
+    if (rc)
+        api->ctx_release(gpu->device);
+    return rc;
+}
+
+static int open_device(int ordinal, struct weft_gpu **out)
+{
+    int n = probe();
+    if (n == 0)
+        return WEFT_ENODEV;
+    if (ordinal < 0 || ordinal >= n)
+        return weft_fail(WEFT_ENODEV, "gpu cuda: there is no device %d, only %d", ordinal, n);
+    const struct cuda_api *api = cuda_api();
+    struct cuda_gpu *gpu = calloc(1, sizeof *gpu);
+    if (!gpu)
+        return weft_fail(-ENOMEM, "gpu cuda: no memory for a context");
+    gpu->base = (struct weft_gpu){.backend = &weft_gpu_cuda, .ordinal = ordinal};
+    int rc = make(api, gpu);
+    if (rc) {
+        free(gpu);
+        return rc;
+    }
+    *out = &gpu->base;
+    return 0;
+}
+
+static void close_device(struct weft_gpu *base)
+{
+    struct cuda_gpu *gpu = cuda_of(base);
+    const struct cuda_api *api = cuda_api();
+    if (cuda_enter(gpu) == 0) {
+        api->stream_destroy(gpu->stream);
+        cuda_leave();
+    }
+    api->ctx_release(gpu->device);
+    free(gpu);
+}
+
+static int launch(struct weft_gpu *gpu, const struct weft_gpu_launch *what)
+{
+    (void)gpu;
+    return weft_fail(WEFT_EUNSUPPORTED, "gpu cuda: has no kernel named %s", what->kernel);
+}

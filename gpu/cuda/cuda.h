@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA backend: its context, then the functions of each file. */
+#ifndef WEFT_GPU_CUDA_H
+#define WEFT_GPU_CUDA_H
+
+#include <stdbool.h>
+
+#include "cuda_api.h"
+#include "weft/gpu.h"
+
+struct cuda_gpu {
+    struct weft_gpu base;
+    int device;           /* CUdevice */
+    cuda_ctx_t ctx;       /* the primary one, which the runtime and torch use, too */
+    cuda_stream_t stream; /* of copies that nobody named a stream for */
+};
+
+static inline struct cuda_gpu *cuda_of(struct weft_gpu *gpu)
+{
+    return (struct cuda_gpu *)gpu;
+}
+
+/* --- cuda_lib.c --- */
+
+/* The driver, initialised; or NULL and why not in weft_last_error. Any thread. */
+const struct cuda_api *cuda_api(void);
+/* The driver if it is there already: for questions about addresses, of which none can be a GPU's otherwise. */
+const struct cuda_api *cuda_api_loaded(void);
+/* A sentence and a code for what the driver says: `what` failed. */
+int cuda_fail(int result, const char *what);
+
+/* --- cuda.c --- */
+
+/* This device's context is the thread's between the two. 0, or a code. */
+int cuda_enter(const struct cuda_gpu *gpu);
+void cuda_leave(void);
+
+/* --- the rest --- */
+
+weft_gpu_alloc_fn cuda_alloc;
+weft_gpu_free_fn cuda_free;
+weft_gpu_query_fn cuda_query;
+weft_gpu_host_map_fn cuda_host_map;
+weft_gpu_host_unmap_fn cuda_host_unmap;
+weft_gpu_export_dmabuf_fn cuda_export_dmabuf;
+weft_gpu_copy_fn cuda_copy;
+weft_gpu_ipc_export_fn cuda_ipc_export;
+weft_gpu_ipc_open_fn cuda_ipc_open;
+weft_gpu_ipc_close_fn cuda_ipc_close;
+
+#endif

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What of NVIDIA's driver (libcuda.so.1) is called: its binary interface, under names of our own, so that Weft is built
+ * where no header of NVIDIA's is. Source: the CUDA driver API reference, 11.7 and later; tests/unit/cuda_abi.c
+ * compares it with cuda.h where that is.
+ */
+#ifndef WEFT_CUDA_API_H
+#define WEFT_CUDA_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef uint64_t cuda_addr; /* CUdeviceptr */
+typedef struct cuda_ctx *cuda_ctx_t;
+typedef struct cuda_stream *cuda_stream_t;
+
+#define CUDA_IPC_BYTES 64
+
+struct cuda_ipc {
+    char bytes[CUDA_IPC_BYTES];
+};
+
+/* CUresult */
+enum {
+    CUDA_OK = 0,
+    CUDA_EINVAL = 1,
+    CUDA_ENOMEM = 2,
+    CUDA_ESTUB = 34,
+    CUDA_EUNAVAILABLE = 46,
+    CUDA_ENODEVICE = 100,
+    CUDA_EDEVICE = 101,
+    CUDA_EREGISTERED = 712, /* this host memory is registered already */
+    CUDA_EUNSUPPORTED = 801
+};
+
+/* CUpointer_attribute */
+enum { CUDA_OF_TYPE = 2, CUDA_OF_MANAGED = 8, CUDA_OF_ORDINAL = 9, CUDA_OF_BASE = 11, CUDA_OF_SIZE = 12 };
+/* CUmemorytype */
+enum { CUDA_TYPE_DEVICE = 2 };
+/* Flags of streams, of host memory, of mapped memory of other processes; a kind of handle. */
+enum { CUDA_STREAM_ALONE = 1 };
+enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
+enum { CUDA_IPC_PEERS = 1 };
+enum { CUDA_HANDLE_DMABUF = 1 };
+
+/* XX(member, symbol, parameters): all of them return a CUresult. */
+#define CUDA_FUNCTIONS(XX)                                                                        \
+    XX(init, cuInit, (unsigned))                                                                  \
+    XX(error_text, cuGetErrorString, (int, const char **))                                        \
+    XX(device_count, cuDeviceGetCount, (int *))                                                   \
+    XX(device_get, cuDeviceGet, (int *, int))                                                     \
+    XX(ctx_retain, cuDevicePrimaryCtxRetain, (cuda_ctx_t *, int))                                 \
+    XX(ctx_release, cuDevicePrimaryCtxRelease_v2, (int))                                          \
+    XX(ctx_push, cuCtxPushCurrent_v2, (cuda_ctx_t))                                               \
+    XX(ctx_pop, cuCtxPopCurrent_v2, (cuda_ctx_t *))                                               \
+    XX(stream_create, cuStreamCreate, (cuda_stream_t *, unsigned))                                \
+    XX(stream_destroy, cuStreamDestroy_v2, (cuda_stream_t))                                       \
+    XX(stream_wait, cuStreamSynchronize, (cuda_stream_t))                                         \
+    XX(mem_alloc, cuMemAlloc_v2, (cuda_addr *, size_t))                                           \
+    XX(mem_free, cuMemFree_v2, (cuda_addr))                                                       \
+    XX(mem_range, cuMemGetAddressRange_v2, (cuda_addr *, size_t *, cuda_addr))                    \
+    XX(mem_attributes, cuPointerGetAttributes, (unsigned, int *, void **, cuda_addr))             \
+    XX(mem_handle, cuMemGetHandleForAddressRange, (void *, cuda_addr, size_t, int, uint64_t))     \
+    XX(copy, cuMemcpyAsync, (cuda_addr, cuda_addr, size_t, cuda_stream_t))                        \
+    XX(host_register, cuMemHostRegister_v2, (void *, size_t, unsigned))                           \
+    XX(host_unregister, cuMemHostUnregister, (void *))                                            \
+    XX(host_addr, cuMemHostGetDevicePointer_v2, (cuda_addr *, void *, unsigned))                  \
+    XX(ipc_get, cuIpcGetMemHandle, (struct cuda_ipc *, cuda_addr))                                \
+    XX(ipc_open, cuIpcOpenMemHandle_v2, (cuda_addr *, struct cuda_ipc, unsigned))                 \
+    XX(ipc_close, cuIpcCloseMemHandle, (cuda_addr))
+
+struct cuda_api {
+#define CUDA_MEMBER(member, symbol, parameters) int (*member) parameters;
+    CUDA_FUNCTIONS(CUDA_MEMBER)
+#undef CUDA_MEMBER
+};
+
+#endif

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A libcuda.so.1 for machines without a GPU. Device memory is reserved addresses that cannot be touched, and bytes that lie
+ * somewhere else: a program that takes one for the host's memory ends. README.md has its settings.
+ */
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "gpu/cuda/cuda_api.h"
+
+#define ALIGN 512 /* as the driver's */
+#define MOST 4096 /* allocations */
+#define PAGE 4096u
+
+#pragma GCC visibility push(default)
+#define DECLARE(member, symbol, parameters) int symbol parameters;
+CUDA_FUNCTIONS(DECLARE)
+#undef DECLARE
+#pragma GCC visibility pop
+
+/* What the driver says, by numbers that cuda_api.h has no need of. */
+enum { NOT_STARTED = 3, NO_CONTEXT = 201, NOT_REGISTERED = 713, LOST = 719 };
+
+struct alloc {
+    uint8_t *addr, *bytes; /* of the device; where the bytes are. NULL: a free place */
+    size_t len, mapped;
+    int fd, device;
+};
+
+struct settings {
+    unsigned devices, init, dmabuf, lost_after;
+    size_t memory;
+};
+static const struct settings preset = {.devices = 1, .dmabuf = 1, .memory = (size_t)1 << 30};
+static struct settings set;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static bool started;
+static struct alloc allocs[MOST];
+static size_t used;
+static unsigned copies;
+static int retained[8];
+static void *pinned[64];
+static __thread long current[16]; /* devices + 1 */
+static __thread unsigned depth;
+
+static void read_settings(void)
+{
+    set = preset;
+    char *copy = strdup(getenv("FAKE_CUDA") ? getenv("FAKE_CUDA") : ""), *save = NULL;
+    for (char *item = strtok_r(copy, ",", &save); item; item = strtok_r(NULL, ",", &save)) {
+        unsigned long long value = strchr(item, '=') ? strtoull(strchr(item, '=') + 1, NULL, 0) : 0;
+        if (!strncmp(item, "devices=", 8))
+            set.devices = (unsigned)value;
+        else if (!strncmp(item, "init=", 5))
+            set.init = (unsigned)value;
+        else if (!strncmp(item, "dmabuf=", 7))
+            set.dmabuf = (unsigned)value;
+        else if (!strncmp(item, "memory=", 7))
+            set.memory = value;
+        else if (!strncmp(item, "lost=", 5))
+            set.lost_after = (unsigned)value;
+        else
+            fprintf(stderr, "fake cuda: there is no setting %s\n", item);
+    }
+    free(copy);
+}
+
+int cuInit(unsigned flags)
+{
+    read_settings();
+    if (flags)
+        return CUDA_EINVAL;
+    if (set.init)
+        return (int)set.init;
+    started = true;
+    return set.devices ? CUDA_OK : CUDA_ENODEVICE;
+}
+
+int cuGetErrorString(int result, const char **text)
+{
+    static const struct {
+        int result;
+        const char *text;
+    } known[] = {{CUDA_ENODEVICE, "no CUDA-capable device is detected"},
+                 {CUDA_ENOMEM, "out of memory"},
+                 {CUDA_EINVAL, "invalid argument"},
+                 {CUDA_ESTUB, "stub library"},
+                 {CUDA_EUNSUPPORTED, "operation not supported"},
+                 {LOST, "unspecified launch failure"}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].result == result) {
+            *text = known[i].text;
+            return CUDA_OK;
+        }
+    return CUDA_EINVAL;
+}
+
+/* --- devices and contexts -------------------------------------------------------------------------------- */
+
+int cuDeviceGetCount(int *n)
+{
+    if (!started)
+        return NOT_STARTED;
+    *n = (int)set.devices;
+    return CUDA_OK;
+}
+
+int cuDeviceGet(int *device, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= (int)set.devices)
+        return CUDA_EDEVICE;
+    *device = ordinal;
+    return CUDA_OK;
+}
+
+int cuDevicePrimaryCtxRetain(cuda_ctx_t *ctx, int device)
+{
+    __atomic_fetch_add(&retained[device], 1, __ATOMIC_SEQ_CST);
+    *ctx = (cuda_ctx_t)(intptr_t)(device + 1);
+    return CUDA_OK;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+    return __atomic_fetch_sub(&retained[device], 1, __ATOMIC_SEQ_CST) > 0 ? CUDA_OK : NO_CONTEXT;
+}
+
+int cuCtxPushCurrent_v2(cuda_ctx_t ctx)
+{
+    if (depth == sizeof current / sizeof *current || !ctx)
+        return NO_CONTEXT;
+    current[depth++] = (long)(intptr_t)ctx;
+    return CUDA_OK;
+}
+
+int cuCtxPopCurrent_v2(cuda_ctx_t *ctx)
+{
+    if (!depth)
+        return NO_CONTEXT;
+    *ctx = (cuda_ctx_t)(intptr_t)current[--depth];
+    return CUDA_OK;
+}
+
+/* The device whose context is the thread's; below 0: none. */
+static int device_of(void)
+{
+    return depth ? (int)current[depth - 1] - 1 : -1;
+}
+
+int cuStreamCreate(cuda_stream_t *stream, unsigned flags)
+{
+    (void)flags;
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    *stream = malloc(1);
+    return *stream ? CUDA_OK : CUDA_ENOMEM;
+}
+
+int cuStreamDestroy_v2(cuda_stream_t stream)
+{
+    free(stream);
+    return CUDA_OK;
+}
+
+int cuStreamSynchronize(cuda_stream_t stream)
+{
+    (void)stream;
+    return set.lost_after && copies >= set.lost_after ? LOST : CUDA_OK;
+}
+
+/* --- memory ---------------------------------------------------------------------------------------------- */
+
+/* With the lock held. */
+static struct alloc *alloc_of(cuda_addr addr)
+{
+    for (int i = 0; i < MOST; i++)
+        if (allocs[i].bytes && addr - (uintptr_t)allocs[i].addr < allocs[i].len)
+            return &allocs[i];
+    return NULL;
+}
+
+static int map(struct alloc *alloc, size_t len)
+{
+    alloc->mapped = (len + PAGE - 1) / PAGE * PAGE;
+    void *bytes = mmap(NULL, alloc->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, alloc->fd, 0);
+    void *addr = mmap(NULL, alloc->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (bytes == MAP_FAILED || addr == MAP_FAILED)
+        return CUDA_ENOMEM;
+    alloc->bytes = bytes;
+    alloc->addr = addr;
+    alloc->len = len;
+    return CUDA_OK;
+}
+
+static int make(struct alloc *alloc, size_t len)
+{
+    alloc->fd = memfd_create("gpu", MFD_CLOEXEC);
+    if (alloc->fd < 0 || ftruncate(alloc->fd, (off_t)((len + PAGE - 1) / PAGE * PAGE)) || map(alloc, len))
+        return CUDA_ENOMEM;
+    memset(alloc->bytes, 0xa5, alloc->mapped);
+    return CUDA_OK;
+}
+
+/* What begins here. own: it is of this process's own. */
+static int drop(cuda_addr addr, bool own)
+{
+    int rc = CUDA_EINVAL;
+    pthread_mutex_lock(&lock);
+    struct alloc *alloc = alloc_of(addr);
+    if (alloc && (uintptr_t)alloc->addr == addr) {
+        munmap(alloc->addr, alloc->mapped);
+        munmap(alloc->bytes, alloc->mapped);
+        close(alloc->fd);
+        used -= own ? alloc->len : 0;
+        *alloc = (struct alloc){0};
+        rc = CUDA_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuMemAlloc_v2(cuda_addr *addr, size_t len)
+{
+    int device = device_of(), rc = CUDA_ENOMEM;
+    if (device < 0)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && len <= set.memory - used; i++) {
+        if (allocs[i].bytes)
+            continue;
+        allocs[i].device = device;
+        rc = make(&allocs[i], len);
+        if (rc == CUDA_OK) {
+            used += len;
+            *addr = (uintptr_t)allocs[i].addr;
+        }
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuMemFree_v2(cuda_addr addr)
+{
+    return drop(addr, true);
+}
+
+int cuMemGetAddressRange_v2(cuda_addr *base, size_t *size, cuda_addr addr)
+{
+    pthread_mutex_lock(&lock);
+    const struct alloc *alloc = alloc_of(addr);
+    if (alloc) {
+        *base = (uintptr_t)alloc->addr;
+        *size = alloc->len;
+    }
+    pthread_mutex_unlock(&lock);
+    return alloc ? CUDA_OK : CUDA_EINVAL;
+}
+
+/* Of an address that is no device's all are 0, as the driver has it. */
+int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr addr)
+{
+    pthread_mutex_lock(&lock);
+    const struct alloc *alloc = alloc_of(addr);
+    for (unsigned i = 0; i < n; i++)
+        switch (attributes[i]) {
+        case CUDA_OF_TYPE:
+            *(unsigned *)values[i] = alloc ? CUDA_TYPE_DEVICE : 0;
+            break;
+        case CUDA_OF_MANAGED:
+            *(unsigned *)values[i] = 0;
+            break;
+        case CUDA_OF_ORDINAL:
+            *(int *)values[i] = alloc ? alloc->device : -2;
+            break;
+        case CUDA_OF_BASE:
+            *(cuda_addr *)values[i] = alloc ? (uintptr_t)alloc->addr : 0;
+            break;
+        case CUDA_OF_SIZE:
+            *(size_t *)values[i] = alloc ? alloc->len : 0;
+            break;
+        default:
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return CUDA_OK;
+}
+
+int cuMemGetHandleForAddressRange(void *handle, cuda_addr addr, size_t len, int kind, uint64_t flags)
+{
+    int rc = CUDA_EINVAL;
+    if (!set.dmabuf)
+        return CUDA_EUNSUPPORTED;
+    pthread_mutex_lock(&lock);
+    const struct alloc *alloc = alloc_of(addr);
+    if (alloc && kind == CUDA_HANDLE_DMABUF && flags == 0 && addr % PAGE == 0 && len % PAGE == 0 &&
+        addr == (uintptr_t)alloc->addr && len <= alloc->mapped) {
+        *(int *)handle = dup(alloc->fd);
+        rc = CUDA_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+/* Where the bytes of len from here are; an address that is no device's is the host's. With the lock held. */
+static uint8_t *bytes_of(cuda_addr addr, size_t len)
+{
+    const struct alloc *alloc = alloc_of(addr);
+    if (!alloc)
+        return (uint8_t *)(uintptr_t)addr;
+    size_t at = addr - (uintptr_t)alloc->addr;
+    return len <= alloc->len - at ? alloc->bytes + at : NULL;
+}
+
+int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream)
+{
+    if (device_of() < 0 || !stream)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    uint8_t *to = bytes_of(dst, len), *from = bytes_of(src, len);
+    copies++;
+    if (to && from && !(set.lost_after && copies >= set.lost_after))
+        memmove(to, from, len);
+    pthread_mutex_unlock(&lock);
+    return to && from ? CUDA_OK : CUDA_EINVAL;
+}
+
+/* --- the host's memory ----------------------------------------------------------------------------------- */
+
+static int pin(void *host, void *was)
+{
+    int rc = CUDA_EINVAL;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned && rc; i++)
+        if (pinned[i] == was) {
+            pinned[i] = host;
+            rc = CUDA_OK;
+        }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
+{
+    (void)len, (void)flags;
+    return pin(host, NULL);
+}
+
+int cuMemHostUnregister(void *host)
+{
+    return pin(NULL, host) ? NOT_REGISTERED : CUDA_OK;
+}
+
+int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
+{
+    (void)flags;
+    *addr = (uintptr_t)host;
+    return CUDA_OK;
+}
+
+/* --- other processes -------------------------------------------------------------------------------------- */
+
+struct shared {
+    uint64_t magic;
+    int pid, fd;
+    size_t len;
+};
+#define MAGIC 0x0077656674677075u
+
+int cuIpcGetMemHandle(struct cuda_ipc *handle, cuda_addr addr)
+{
+    int rc = CUDA_EINVAL;
+    pthread_mutex_lock(&lock);
+    const struct alloc *alloc = alloc_of(addr);
+    if (alloc && addr == (uintptr_t)alloc->addr) {
+        struct shared shared = {.magic = MAGIC, .pid = getpid(), .fd = alloc->fd, .len = alloc->len};
+        memset(handle, 0, sizeof *handle);
+        memcpy(handle->bytes, &shared, sizeof shared);
+        rc = CUDA_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+/* The driver refuses to open what this process has exported. */
+int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flags)
+{
+    struct shared shared;
+    char path[64];
+    int rc = CUDA_EINVAL, device = device_of();
+    memcpy(&shared, handle.bytes, sizeof shared);
+    if (shared.magic != MAGIC || flags != CUDA_IPC_PEERS)
+        return CUDA_EINVAL;
+    if (device < 0 || shared.pid == getpid())
+        return NO_CONTEXT;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && rc; i++) {
+        if (allocs[i].bytes)
+            continue;
+        allocs[i].device = device;
+        allocs[i].fd = open(path, O_RDWR | O_CLOEXEC);
+        rc = allocs[i].fd < 0 ? CUDA_EINVAL : map(&allocs[i], shared.len);
+        if (rc)
+            break;
+        *addr = (uintptr_t)allocs[i].addr;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuIpcCloseMemHandle(cuda_addr addr)
+{
+    return drop(addr, false);
+}

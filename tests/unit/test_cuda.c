@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gpu/cuda when the driver lacks something, or fails: over the double of the driver, which reads its settings whenever it
+ * is started. */
+#include "../helpers.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "weft/gpu.h"
+
+extern const struct weft_gpu_backend weft_gpu_cuda;
+int cuInit(unsigned flags);
+
+#define OPS weft_gpu_cuda.ops
+
+/* The driver is there already: only the double's settings change. */
+static struct weft_gpu *open_with(const char *settings)
+{
+    struct weft_gpu *gpu;
+    setenv("FAKE_CUDA", settings, 1);
+    WEFT_OK(OPS->probe());
+    assert_int_equal(cuInit(0), 0);
+    WEFT_OK(OPS->open(0, &gpu));
+    return gpu;
+}
+
+/* First: a driver that was started stays so. */
+static void a_machine_without_gpus_says_so(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *library, *settings, *says;
+    } cases[] = {{"there-is-none.so", "", "NVIDIA's driver"},
+                 {"libc.so.6", "", "lacks cuInit"},
+                 {NULL, "init=34", "stub"},
+                 {NULL, "init=100", "no CUDA-capable device"}};
+    int any;
+    struct weft_gpu_range range;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        weft_config_set("WEFT_CUDA_LIBRARY", cases[i].library);
+        setenv("FAKE_CUDA", cases[i].settings, 1);
+        assert_int_equal(OPS->probe(), 0);
+        CHECK(strstr(weft_last_error(), cases[i].says), "'%s'", weft_last_error());
+        struct weft_gpu *gpu;
+        WEFT_FAILS(WEFT_ENODEV, OPS->open(0, &gpu));
+        assert_int_equal(OPS->query(&any, &range), 0);
+    }
+    weft_config_set("WEFT_CUDA_LIBRARY", NULL);
+}
+
+static void devices_are_counted(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu, *other;
+    struct weft_gpu_range range;
+    void *addr;
+    setenv("FAKE_CUDA", "devices=3", 1);
+    assert_int_equal(OPS->probe(), 3);
+    WEFT_OK(OPS->open(2, &gpu));
+    WEFT_FAILS(WEFT_ENODEV, OPS->open(3, &other));
+    WEFT_OK(OPS->alloc(gpu, 100, &addr));
+    assert_int_equal(OPS->query(addr, &range), 1);
+    assert_int_equal(range.ordinal, 2);
+    assert_int_equal(range.kind, WEFT_MEM_PEER);
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
+static void no_room(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("memory=65536");
+    void *first, *second;
+    WEFT_OK(OPS->alloc(gpu, 60000, &first));
+    WEFT_FAILS(-ENOMEM, OPS->alloc(gpu, 6000, &second));
+    CHECK(strstr(weft_last_error(), "6000"), "'%s'", weft_last_error());
+    OPS->free(gpu, first);
+    WEFT_OK(OPS->alloc(gpu, 6000, &second));
+    OPS->free(gpu, second);
+    OPS->close(gpu);
+}
+
+static void a_device_that_is_lost(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("");
+    char bytes[64] = {1}, back[64] = {0};
+    void *addr;
+    WEFT_OK(OPS->alloc(gpu, sizeof bytes, &addr));
+    WEFT_OK(OPS->copy(gpu, addr, bytes, sizeof bytes, NULL));
+    setenv("FAKE_CUDA", "lost=1", 1);
+    assert_int_equal(cuInit(0), 0);
+    WEFT_FAILS(-EIO, OPS->copy(gpu, back, addr, sizeof back, NULL));
+    CHECK(strstr(weft_last_error(), "launch failure"), "'%s'", weft_last_error());
+    assert_int_equal(back[0], 0);
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
+static void dmabufs(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("lost=0");
+    char *addr;
+    int fd = -1;
+    uint64_t offset = 0;
+    WEFT_OK(OPS->alloc(gpu, 8192, (void **)&addr));
+    char bytes[8192];
+    test_fill(bytes, sizeof bytes, 3, 0);
+    WEFT_OK(OPS->copy(gpu, addr, bytes, sizeof bytes, NULL));
+    WEFT_OK(OPS->export_dmabuf(gpu, addr + 100, 8092, &fd, &offset));
+    assert_int_equal(offset, 100);
+    char *map = mmap(NULL, 8192, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(map != MAP_FAILED);
+    assert_memory_equal(map + offset, bytes + 100, 8092);
+    munmap(map, 8192);
+    close(fd);
+    setenv("FAKE_CUDA", "dmabuf=0", 1);
+    assert_int_equal(cuInit(0), 0);
+    WEFT_FAILS(WEFT_EUNSUPPORTED, OPS->export_dmabuf(gpu, addr, 8192, &fd, &offset));
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
+static void shared_memory_that_cannot_be_opened(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("dmabuf=1");
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    void *addr, *other;
+    WEFT_OK(OPS->alloc(gpu, 8192, &addr));
+    WEFT_OK(OPS->ipc_export(gpu, (char *)addr + 8, handle));
+    WEFT_FAILS(-EIO, OPS->ipc_open(gpu, handle, &other)); /* by who exported it */
+    WEFT_FAILS(-EINVAL, OPS->ipc_export(gpu, &handle, handle));
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_machine_without_gpus_says_so),
+        cmocka_unit_test(devices_are_counted),
+        cmocka_unit_test(no_room),
+        cmocka_unit_test(a_device_that_is_lost),
+        cmocka_unit_test(dmabufs),
+        cmocka_unit_test(shared_memory_that_cannot_be_opened),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
