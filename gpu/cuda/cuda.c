@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The table, devices and contexts. */
-#include "cuda.h"
+#include "cuda_gpu.h"
 
 #include <errno.h>
 #include <stdlib.h>

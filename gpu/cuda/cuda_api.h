@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What of NVIDIA's driver (libcuda.so.1) is called: its binary interface, under names of our own, so that Weft is built
- * where no header of NVIDIA's is. Source: the CUDA driver API reference, 11.7 and later; tests/unit/cuda_abi.c
+ * where no header of NVIDIA's is. Source: the CUDA driver API reference, 11.7 and later; tests/headers/cuda_abi.c
  * compares it with cuda.h where that is.
  */
 #ifndef WEFT_CUDA_API_H

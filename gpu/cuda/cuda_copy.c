@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies. The driver finds out itself where each address lives (unified addressing). */
-#include "cuda.h"
+#include "cuda_gpu.h"
 
 int cuda_copy(struct weft_gpu *base, void *dst, const void *src, uint64_t len, void *stream)
 {

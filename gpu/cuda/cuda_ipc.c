@@ -2,7 +2,7 @@
 /* Device memory for other processes of this host. The driver shares whole allocations; a handle says where in it. */
 #include <string.h>
 
-#include "cuda.h"
+#include "cuda_gpu.h"
 
 struct handle {
     struct cuda_ipc ipc;

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <stdatomic.h>
 
-#include "cuda.h"
+#include "cuda_gpu.h"
 
 static int fill(void *opened);
 

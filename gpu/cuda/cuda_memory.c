@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of the device, what is known of any address, and the host's memory for the device. */
-#include "cuda.h"
+#include "cuda_gpu.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The CUDA backend: its context, then the functions of each file. */
-#ifndef WEFT_GPU_CUDA_H
-#define WEFT_GPU_CUDA_H
+#ifndef WEFT_CUDA_GPU_H
+#define WEFT_CUDA_GPU_H
 
 #include <stdbool.h>
 
