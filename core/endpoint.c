@@ -136,6 +136,7 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     ep->gpu = weft_gpu_find(o->gpu);
     if (!ep->gpu)
         return WEFT_ENODEV;
+    ep->gpu_apart = strcmp(ep->gpu->name, "host") != 0;
     rc = weft__boot_open(ep, o->listen ? o->listen : weft_config_str("WEFT_LISTEN"));
     if (rc)
         return rc;

@@ -42,6 +42,7 @@ struct weft__endpoint {
     bool secured; /* has a shared secret */
     uint8_t auth_key[WEFT_MAC];
     const struct weft_gpu_backend *gpu;
+    bool gpu_apart; /* its memory is none that a processor reaches */
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;
     struct weft__unused {

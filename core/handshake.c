@@ -337,7 +337,7 @@ static bool read_set(const struct weft__boot *boot, struct weft__reader *r, uint
 static void on_ready(struct weft__boot *boot, struct weft__reader *r)
 {
     struct weft__join *join = &boot->join;
-    uint32_t most = (UINT32_C(1) << boot->conn->nlinks) - 1;
+    uint32_t most = (uint32_t)((UINT64_C(1) << boot->conn->nlinks) - 1); /* up to 32 */
     if (boot->state != JOINING && boot->state != JOINED)
         return; /* of an attempt that this side has given up */
     if (join->ready || !read_set(boot, r, most, &join->theirs)) {

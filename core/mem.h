@@ -68,6 +68,8 @@ static inline bool weft__reg_contains(const struct weft__reg *reg, const void *a
 
 /* The shared registration with this key, or NULL. Endpoint lock held. */
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key);
+/* 0: a processor reaches what is at addr; WEFT_EUNSUPPORTED: it is a GPU's. */
+int weft__mem_check_host(const struct weft__endpoint *ep, const void *addr);
 /* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. */
 int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t mem, const void *addr, uint64_t len,
                      struct weft__reg **reg);

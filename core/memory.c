@@ -53,12 +53,28 @@ static void unreg_on_lane(struct weft__reg *reg, struct weft__lane *lane)
     weft__lane_unlock(lane);
 }
 
-static void find_owner(const struct weft__endpoint *ep, struct weft__reg *reg)
+static int find_owner(const struct weft__endpoint *ep, struct weft__reg *reg)
 {
     struct weft_gpu_range range = {.kind = WEFT_MEM_HOST, .ordinal = -1};
-    bool of_gpu = ep->gpu && ep->gpu->ops->query(reg->addr, &range) > 0;
-    reg->kind = of_gpu ? range.kind : WEFT_MEM_HOST;
-    reg->ordinal = of_gpu ? range.ordinal : -1;
+    int rc = ep->gpu ? ep->gpu->ops->query(reg->addr, &range) : 0;
+    if (rc < 0)
+        return rc;
+    reg->kind = rc ? range.kind : WEFT_MEM_HOST;
+    reg->ordinal = rc ? range.ordinal : -1;
+    return 0;
+}
+
+int weft__mem_check_host(const struct weft__endpoint *ep, const void *addr)
+{
+    struct weft_gpu_range range;
+    int rc = ep->gpu && addr ? ep->gpu->ops->query(addr, &range) : 0;
+    if (rc <= 0)
+        return rc;
+    return range.kind == WEFT_MEM_HOST
+               ? 0
+               : weft_fail(WEFT_EUNSUPPORTED, "%p is memory of GPU %d of %s, which has to be registered, and "
+                                              "cannot be a message",
+                           addr, range.ordinal, ep->gpu->name);
 }
 
 int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t access,
@@ -68,8 +84,9 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     if (!reg)
         return weft_fail(-ENOMEM, "no memory for a registration");
     *reg = (struct weft__reg){.ep = ep, .addr = addr, .len = len, .access = access, .refs = 1};
-    find_owner(ep, reg);
-    int rc = weft_random(&reg->key, sizeof reg->key);
+    int rc = find_owner(ep, reg);
+    if (rc == 0)
+        rc = weft_random(&reg->key, sizeof reg->key);
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         rc = reg_on_lane(reg, ep->lanes[i]);
     if (rc) {

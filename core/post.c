@@ -299,9 +299,23 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     return 0;
 }
 
+/* Memory of GPUs is moved by nics alone, which have to know it: nothing is staged. */
+static int check_gpus(const struct weft__endpoint *ep, const struct weft_xfer *x)
+{
+    bool message = x->op == WEFT_XFER_SEND || x->op == WEFT_XFER_RECV;
+    int rc = x->notify ? weft__mem_check_host(ep, x->notify) : 0;
+    for (size_t i = 0; rc == 0 && i < x->nlocal; i++)
+        if (message || !x->local[i].mem)
+            rc = weft__mem_check_host(ep, x->local[i].addr);
+    return rc;
+}
+
 static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
+    int bad = conn->ep->gpu_apart ? check_gpus(conn->ep, x) : 0;
+    if (bad)
+        return bad;
     if (x->op == WEFT_XFER_SEND || x->notify) {
         p = &parts;
         int rc = prepare(conn->ep, x, p);

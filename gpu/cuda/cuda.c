@@ -50,19 +50,20 @@ static int probe(void)
 
 int cuda_enter(const struct cuda_gpu *gpu)
 {
-    int result = cuda_api()->ctx_push(gpu->ctx);
+    int result = gpu->api->ctx_push(gpu->ctx);
     return result ? cuda_fail(result, "cannot use the context") : 0;
 }
 
-void cuda_leave(void)
+void cuda_leave(const struct cuda_gpu *gpu)
 {
     cuda_ctx_t ctx;
-    cuda_api()->ctx_pop(&ctx);
+    gpu->api->ctx_pop(&ctx);
 }
 
 /* The context, and in it the stream. */
-static int make(const struct cuda_api *api, struct cuda_gpu *gpu)
+static int make(struct cuda_gpu *gpu)
 {
+    const struct cuda_api *api = gpu->api;
     int result = api->device_get(&gpu->device, gpu->base.ordinal);
     if (result == 0)
         result = api->ctx_retain(&gpu->ctx, gpu->device);
@@ -71,7 +72,7 @@ static int make(const struct cuda_api *api, struct cuda_gpu *gpu)
     int rc = cuda_enter(gpu);
     if (rc == 0) {
         result = api->stream_create(&gpu->stream, CUDA_STREAM_ALONE);
-        cuda_leave();
+        cuda_leave(gpu);
         rc = result ? cuda_fail(result, "cannot make a stream") : 0;
     }
     if (rc)
@@ -91,7 +92,8 @@ static int open_device(int ordinal, struct weft_gpu **out)
     if (!gpu)
         return weft_fail(-ENOMEM, "gpu cuda: no memory for a context");
     gpu->base = (struct weft_gpu){.backend = &weft_gpu_cuda, .ordinal = ordinal};
-    int rc = make(api, gpu);
+    gpu->api = api;
+    int rc = make(gpu);
     if (rc) {
         free(gpu);
         return rc;
@@ -103,10 +105,10 @@ static int open_device(int ordinal, struct weft_gpu **out)
 static void close_device(struct weft_gpu *base)
 {
     struct cuda_gpu *gpu = cuda_of(base);
-    const struct cuda_api *api = cuda_api();
+    const struct cuda_api *api = gpu->api;
     if (cuda_enter(gpu) == 0) {
         api->stream_destroy(gpu->stream);
-        cuda_leave();
+        cuda_leave(gpu);
     }
     api->ctx_release(gpu->device);
     free(gpu);

@@ -10,6 +10,7 @@
 
 struct cuda_gpu {
     struct weft_gpu base;
+    const struct cuda_api *api;
     int device;           /* CUdevice */
     cuda_ctx_t ctx;       /* the primary one, which the runtime and torch use, too */
     cuda_stream_t stream; /* of copies that nobody named a stream for */
@@ -24,8 +25,8 @@ static inline struct cuda_gpu *cuda_of(struct weft_gpu *gpu)
 
 /* The driver, initialised; or NULL and why not in weft_last_error. Any thread. */
 const struct cuda_api *cuda_api(void);
-/* The driver if it is there already: for questions about addresses, of which none can be a GPU's otherwise. */
-const struct cuda_api *cuda_api_loaded(void);
+/* The same, which never changes once it was there, and asks no more than that. */
+const struct cuda_api *cuda_api_quick(void);
 /* A sentence and a code for what the driver says: `what` failed. */
 int cuda_fail(int result, const char *what);
 
@@ -33,7 +34,7 @@ int cuda_fail(int result, const char *what);
 
 /* This device's context is the thread's between the two. 0, or a code. */
 int cuda_enter(const struct cuda_gpu *gpu);
-void cuda_leave(void);
+void cuda_leave(const struct cuda_gpu *gpu);
 
 /* --- the rest --- */
 

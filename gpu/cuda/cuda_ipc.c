@@ -12,7 +12,7 @@ _Static_assert(sizeof(struct handle) <= WEFT_GPU_IPC_BYTES, "the handle does not
 
 int cuda_ipc_export(struct weft_gpu *base, void *addr, void *out)
 {
-    const struct cuda_api *api = cuda_api();
+    const struct cuda_api *api = cuda_of(base)->api;
     struct handle handle = {.offset = 0};
     cuda_addr start = 0;
     size_t size = 0;
@@ -22,7 +22,7 @@ int cuda_ipc_export(struct weft_gpu *base, void *addr, void *out)
     int result = api->mem_range(&start, &size, (uintptr_t)addr);
     if (result == 0)
         result = api->ipc_get(&handle.ipc, start);
-    cuda_leave();
+    cuda_leave(cuda_of(base));
     if (result)
         return cuda_fail(result, "cannot share the allocation");
     handle.offset = (uintptr_t)addr - start;
@@ -34,13 +34,19 @@ int cuda_ipc_export(struct weft_gpu *base, void *addr, void *out)
 int cuda_ipc_open(struct weft_gpu *base, const void *in, void **addr)
 {
     struct handle handle;
+    const struct cuda_api *api = cuda_of(base)->api;
     cuda_addr start = 0;
+    size_t size = 0;
     memcpy(&handle, in, sizeof handle);
     int rc = cuda_enter(cuda_of(base));
     if (rc)
         return rc;
-    int result = cuda_api()->ipc_open(&start, handle.ipc, CUDA_IPC_PEERS);
-    cuda_leave();
+    int result = api->ipc_open(&start, handle.ipc, CUDA_IPC_PEERS);
+    if (result == 0 && (api->mem_range(&start, &size, start) || handle.offset >= size)) {
+        api->ipc_close(start); /* the offset is the other process's word */
+        result = CUDA_EINVAL;
+    }
+    cuda_leave(cuda_of(base));
     if (result)
         return cuda_fail(result, "cannot open another process's memory");
     *addr = (void *)(uintptr_t)(start + handle.offset);
@@ -49,7 +55,7 @@ int cuda_ipc_open(struct weft_gpu *base, const void *in, void **addr)
 
 void cuda_ipc_close(struct weft_gpu *base, void *addr)
 {
-    const struct cuda_api *api = cuda_api();
+    const struct cuda_api *api = cuda_of(base)->api;
     cuda_addr start = 0;
     size_t size = 0;
     if (cuda_enter(cuda_of(base)))
@@ -57,7 +63,7 @@ void cuda_ipc_close(struct weft_gpu *base, void *addr)
     int result = api->mem_range(&start, &size, (uintptr_t)addr);
     if (result == 0)
         result = api->ipc_close(start);
-    cuda_leave();
+    cuda_leave(cuda_of(base));
     if (result)
         weft_log(WEFT_LOG_ERROR, "gpu", "cuda: cannot close %p: the driver says %d", addr, result);
 }

@@ -34,9 +34,9 @@ const struct cuda_api *cuda_api(void)
     return weft_library_open(&library) ? NULL : &table;
 }
 
-const struct cuda_api *cuda_api_loaded(void)
+const struct cuda_api *cuda_api_quick(void)
 {
-    return atomic_load_explicit(&loaded, memory_order_acquire) ? &table : NULL;
+    return atomic_load_explicit(&loaded, memory_order_acquire) ? &table : cuda_api();
 }
 
 static int code_of(int result)

@@ -15,8 +15,8 @@ int cuda_alloc(struct weft_gpu *base, uint64_t len, void **addr)
     int rc = cuda_enter(gpu);
     if (rc)
         return rc;
-    int result = cuda_api()->mem_alloc(&at, len);
-    cuda_leave();
+    int result = cuda_of(base)->api->mem_alloc(&at, len);
+    cuda_leave(cuda_of(base));
     if (result == CUDA_ENOMEM)
         return weft_fail(-ENOMEM, "gpu cuda: device %d has no room for %" PRIu64 " bytes",
                          base->ordinal, len);
@@ -30,8 +30,8 @@ void cuda_free(struct weft_gpu *base, void *addr)
 {
     if (!addr || cuda_enter(cuda_of(base)))
         return;
-    int result = cuda_api()->mem_free((uintptr_t)addr);
-    cuda_leave();
+    int result = cuda_of(base)->api->mem_free((uintptr_t)addr);
+    cuda_leave(cuda_of(base));
     if (result)
         weft_log(WEFT_LOG_ERROR, "gpu", "cuda: free of %p: the driver says %d", addr, result);
 }
@@ -39,16 +39,19 @@ void cuda_free(struct weft_gpu *base, void *addr)
 /* Memory that a processor reaches as well, pinned or managed, counts as the host's. */
 int cuda_query(const void *addr, struct weft_gpu_range *range)
 {
-    const struct cuda_api *api = cuda_api_loaded();
+    const struct cuda_api *api = addr ? cuda_api_quick() : NULL;
     int attributes[] = {CUDA_OF_TYPE, CUDA_OF_MANAGED, CUDA_OF_ORDINAL, CUDA_OF_BASE, CUDA_OF_SIZE};
     unsigned type = 0, managed = 0;
     int ordinal = -1;
     cuda_addr base = 0;
     size_t size = 0;
     void *values[] = {&type, &managed, &ordinal, &base, &size};
-    if (!api || !addr ||
-        api->mem_attributes(sizeof attributes / sizeof *attributes, attributes, values, (uintptr_t)addr))
+    if (!api) /* then nothing is a GPU's */
         return 0;
+    int result = api->mem_attributes(sizeof attributes / sizeof *attributes, attributes, values,
+                                     (uintptr_t)addr);
+    if (result)
+        return result == CUDA_EINVAL ? 0 : cuda_fail(result, "cannot tell whose memory it is");
     if (type != CUDA_TYPE_DEVICE || managed || !base)
         return 0;
     *range = (struct weft_gpu_range){.base = (void *)(uintptr_t)base,
@@ -66,8 +69,8 @@ int cuda_export_dmabuf(struct weft_gpu *base, void *addr, uint64_t len, int *fd,
     uintptr_t to = ((uintptr_t)addr + len + page - 1) & ~(page - 1);
     if (rc)
         return rc;
-    int result = cuda_api()->mem_handle(&opened, from, to - from, CUDA_HANDLE_DMABUF, 0);
-    cuda_leave();
+    int result = cuda_of(base)->api->mem_handle(&opened, from, to - from, CUDA_HANDLE_DMABUF, 0);
+    cuda_leave(cuda_of(base));
     if (result)
         return cuda_fail(result, "cannot export a dma-buf");
     *fd = opened;
@@ -77,7 +80,7 @@ int cuda_export_dmabuf(struct weft_gpu *base, void *addr, uint64_t len, int *fd,
 
 int cuda_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
 {
-    const struct cuda_api *api = cuda_api();
+    const struct cuda_api *api = cuda_of(base)->api;
     cuda_addr at = 0;
     if (!host || len == 0)
         return weft_fail(-EINVAL, "gpu cuda: cannot map %" PRIu64 " bytes at %p", len, host);
@@ -90,7 +93,7 @@ int cuda_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
         if (result)
             api->host_unregister(host);
     }
-    cuda_leave();
+    cuda_leave(cuda_of(base));
     if (result)
         return cuda_fail(result, "cannot map the host's memory");
     *dev = (void *)(uintptr_t)at;
@@ -101,8 +104,8 @@ void cuda_host_unmap(struct weft_gpu *base, void *host)
 {
     if (cuda_enter(cuda_of(base)))
         return;
-    int result = cuda_api()->host_unregister(host);
-    cuda_leave();
+    int result = cuda_of(base)->api->host_unregister(host);
+    cuda_leave(cuda_of(base));
     if (result)
         weft_log(WEFT_LOG_ERROR, "gpu", "cuda: unmap of %p: the driver says %d", host, result);
 }

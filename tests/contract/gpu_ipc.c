@@ -34,9 +34,10 @@ static int run_child(void)
 {
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     struct weft_gpu *gpu;
-    char *bytes = malloc(LEN), done = 1;
+    char done = 1;
     if (read(to_child[0], handle, sizeof handle) != sizeof handle)
         return 0; /* there is nothing to open */
+    char *bytes = malloc(LEN);
     WEFT_OK(ops->open(0, &gpu));
     for (int i = 0; i < 2; i++) {
         void *addr;
@@ -68,7 +69,8 @@ static void another_process_reads_and_writes(void **state)
     test_fill(bytes, LEN, 0, 0);
     WEFT_OK(ops->copy(gpu, addr, bytes, LEN, NULL));
     int rc = ops->ipc_export(gpu, (char *)addr + AT, handle);
-    if (rc == WEFT_EUNSUPPORTED) { /* then it says so, and the child has nothing to do */
+    if (!strcmp(test_gpu(), "host")) { /* it says so, and the child has nothing to do */
+        assert_int_equal(rc, WEFT_EUNSUPPORTED);
         assert_true(strlen(weft_last_error()) > 0);
     } else {
         WEFT_OK(rc);

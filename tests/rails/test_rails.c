@@ -227,12 +227,12 @@ static void has_links(const struct joined *j, int links, int of)
     }
 }
 
-static void every_one_of(int n, const char *setting)
+static void every_one_of(int n, const char *setting, const char *transport)
 {
     struct joined j;
     weft_config_set("WEFT_RAILS", setting);
     weft_config_set("WEFT_CHUNK", "16K");
-    join_up(&j, "rails,local", "", "");
+    join_up(&j, transport, "", "");
     has_links(&j, n, n);
     use(&j);
     for (int i = 0; i < n; i++)
@@ -244,10 +244,11 @@ static void every_rail_carries(void **state)
 {
     (void)state;
     rails_reset(8);
-    every_one_of(8, "8");
+    every_one_of(8, "8", "rails,local");
     rails_reset(34); /* room is for 32, one of which is left to local */
     rails.chosen_keys = true;
-    every_one_of(31, "32");
+    every_one_of(31, "32", "rails,local");
+    every_one_of(32, "32", "rails");
 }
 
 static void sides_with_different_numbers_share_the_first(void **state)

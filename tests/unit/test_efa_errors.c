@@ -4,6 +4,7 @@
 #include "efa_pair.h"
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define A PAIR_A
@@ -48,7 +49,8 @@ static void new_link_works(struct efa_pair *ep)
     for (int i = 0; i < 2; i++)
         ep->pair.ops->link_close(ep->pair.side[i].link);
     for (int i = 0; i < 2; i++)
-        ep->pair.side[i].ncomps = 0;
+        while (ep->pair.side[i].ncomps > 0)
+            free(ep->pair.side[i].comps[--ep->pair.side[i].ncomps].data);
     pair_connect(&ep->pair);
     struct weft_cmd cmd = efa_pair_cmd(ep, WEFT_OP_WRITE, 4096);
     pair_fill(ep->buf[A], 4096, 98);

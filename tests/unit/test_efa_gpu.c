@@ -12,6 +12,8 @@
 
 #include "efa_pair.h"
 
+extern const struct weft_transport weft_transport_efa;
+
 #define A PAIR_A
 #define B PAIR_B
 #define LEN EFA_PAIR_BYTES
@@ -195,12 +197,45 @@ static void who_cannot_reach_it_says_so(void **state)
     }
 }
 
+/* Then the other side's processor would have to read the GPU's memory for it. */
+static void a_peer_without_read_is_refused(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct weft_mem_handle gpu;
+    struct weft_nic *nic[2];
+    memset(&rig, 0, sizeof rig);
+    for (int i = 0; i < 2; i++) {
+        struct weft_nic_opts opts = {.device = "shm", .lane = i, .gpu = i == B ? "cuda" : NULL};
+        fake_fabric_set(i == B ? "hmem=1" : "hmem=1,noread=1");
+        PAIR_OK(weft_transport_efa.ops->open(&opts, &nic[i]));
+    }
+    pair_adopt(&rig.efa.pair, nic[A], nic[B]);
+    pair_connect(&rig.efa.pair);
+    for (int i = 0; i < 2; i++) {
+        gpu_open(&rig.gpu[i]);
+        rig.efa.buf[i] = calloc(1, LEN);
+        rig.efa.mem[i] = pair_reg(&rig.efa.pair, i, rig.efa.buf[i], LEN, PAIR_ALL, 100u + (unsigned)i);
+    }
+    struct weft_mem_range range = range_of(&rig, B, WEFT_MEM_PEER);
+    PAIR_OK(rig.efa.pair.ops->mem_reg(nic[B], &range, &gpu));
+    struct weft_cmd cmd = cmd_of(&rig, WEFT_OP_READ, NULL, &gpu, 4096);
+    assert_int_equal(pair_do(&rig.efa.pair, A, &cmd), WEFT_EUNSUPPORTED);
+    cmd = efa_pair_cmd(&rig.efa, WEFT_OP_READ, 4096); /* the host's is read as before */
+    pair_fill(rig.efa.buf[B], 4096, 6);
+    assert_int_equal(pair_do(&rig.efa.pair, A, &cmd), 0);
+    assert_true(pair_filled(rig.efa.buf[A], 4096, 6));
+    efa_pair_dereg(&rig.efa, B, gpu);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_of_a_gpu_by_its_address),
         cmocka_unit_test(memory_of_a_gpu_by_a_dmabuf),
         cmocka_unit_test(who_cannot_reach_it_says_so),
+        cmocka_unit_test(a_peer_without_read_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,6 +56,8 @@ void efa_fetch_asked(struct efa_link *link, const struct efa_fetch_msg *msg)
     if (mem)
         status = efa_judge((uintptr_t)mem->range.addr, mem->range.len, mem->range.access,
                            WEFT_OP_READ, le64toh(msg->addr), le64toh(msg->len));
+    if (status == 0 && mem->range.kind != WEFT_MEM_HOST)
+        status = WEFT_EUNSUPPORTED; /* the processor would have to read it */
     if (status == 0)
         status = fetch_new(link, mem, msg);
     if (status)

@@ -23,6 +23,7 @@ void efa_pool_fini(struct efa_pool *pool)
         free(slab->data);
         free(slab);
     }
+    weft_list_init(&pool->free);
 }
 
 /* Where local memory has to be; nobody is told its key. */
