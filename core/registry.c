@@ -58,6 +58,22 @@ static void *default_extension(const char *name)
     return NULL;
 }
 
+static int default_copy_start(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n,
+                              struct weft_gpu_job **job)
+{
+    int rc = 0;
+    *job = NULL;
+    for (int i = 0; rc == 0 && i < n; i++)
+        rc = gpu->backend->ops->copy(gpu, list[i].dst, list[i].src, list[i].len, NULL);
+    return rc;
+}
+
+static int default_copy_done(struct weft_gpu *gpu, struct weft_gpu_job *job)
+{
+    (void)gpu, (void)job;
+    return 1;
+}
+
 static int default_export_dmabuf(struct weft_gpu *gpu, void *addr, uint64_t len, int *fd,
                                  uint64_t *offset)
 {
@@ -142,6 +158,10 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     k->ops = *b->ops;
     k->backend.ops = &k->ops;
     k->from_module = from_module;
+    if (!k->ops.copy_start || !k->ops.copy_done) { /* one is nothing without the other */
+        k->ops.copy_start = default_copy_start;
+        k->ops.copy_done = default_copy_done;
+    }
     if (!k->ops.export_dmabuf)
         k->ops.export_dmabuf = default_export_dmabuf;
     if (!k->ops.ipc_export)

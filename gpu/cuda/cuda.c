@@ -21,6 +21,8 @@ static const struct weft_gpu_ops cuda_ops = {
     .launch = launch,
     .host_map = cuda_host_map,
     .host_unmap = cuda_host_unmap,
+    .copy_start = cuda_copy_start,
+    .copy_done = cuda_copy_done,
     .export_dmabuf = cuda_export_dmabuf,
     .ipc_export = cuda_ipc_export,
     .ipc_open = cuda_ipc_open,
@@ -60,7 +62,18 @@ void cuda_leave(const struct cuda_gpu *gpu)
     gpu->api->ctx_pop(&ctx);
 }
 
-/* The context, and in it the stream. */
+/* In the context. */
+static void unmake(struct cuda_gpu *gpu)
+{
+    cuda_copy_end(gpu);
+    for (int i = 0; i < CUDA_WAYS; i++)
+        if (gpu->ways[i])
+            gpu->api->stream_destroy(gpu->ways[i]);
+    if (gpu->stream)
+        gpu->api->stream_destroy(gpu->stream);
+}
+
+/* The context, and in it the streams. */
 static int make(struct cuda_gpu *gpu)
 {
     const struct cuda_api *api = gpu->api;
@@ -72,6 +85,10 @@ static int make(struct cuda_gpu *gpu)
     int rc = cuda_enter(gpu);
     if (rc == 0) {
         result = api->stream_create(&gpu->stream, CUDA_STREAM_ALONE);
+        for (int i = 0; i < CUDA_WAYS && result == 0; i++)
+            result = api->stream_create(&gpu->ways[i], CUDA_STREAM_ALONE);
+        if (result)
+            unmake(gpu);
         cuda_leave(gpu);
         rc = result ? cuda_fail(result, "cannot make a stream") : 0;
     }
@@ -93,8 +110,10 @@ static int open_device(int ordinal, struct weft_gpu **out)
         return weft_fail(-ENOMEM, "gpu cuda: no memory for a context");
     gpu->base = (struct weft_gpu){.backend = &weft_gpu_cuda, .ordinal = ordinal};
     gpu->api = api;
+    pthread_mutex_init(&gpu->lock, NULL);
     int rc = make(gpu);
     if (rc) {
+        pthread_mutex_destroy(&gpu->lock);
         free(gpu);
         return rc;
     }
@@ -107,10 +126,11 @@ static void close_device(struct weft_gpu *base)
     struct cuda_gpu *gpu = cuda_of(base);
     const struct cuda_api *api = gpu->api;
     if (cuda_enter(gpu) == 0) {
-        api->stream_destroy(gpu->stream);
+        unmake(gpu);
         cuda_leave(gpu);
     }
     api->ctx_release(gpu->device);
+    pthread_mutex_destroy(&gpu->lock);
     free(gpu);
 }
 

@@ -13,6 +13,7 @@
 typedef uint64_t cuda_addr; /* CUdeviceptr */
 typedef struct cuda_ctx *cuda_ctx_t;
 typedef struct cuda_stream *cuda_stream_t;
+typedef struct cuda_event *cuda_event_t;
 
 #define CUDA_IPC_BYTES 64
 
@@ -29,6 +30,7 @@ enum {
     CUDA_EUNAVAILABLE = 46,
     CUDA_ENODEVICE = 100,
     CUDA_EDEVICE = 101,
+    CUDA_EBUSY = 600,       /* what an event stands behind is not done */
     CUDA_EREGISTERED = 712, /* this host memory is registered already */
     CUDA_EUNSUPPORTED = 801
 };
@@ -37,8 +39,9 @@ enum {
 enum { CUDA_OF_TYPE = 2, CUDA_OF_MANAGED = 8, CUDA_OF_ORDINAL = 9, CUDA_OF_BASE = 11, CUDA_OF_SIZE = 12 };
 /* CUmemorytype */
 enum { CUDA_TYPE_DEVICE = 2 };
-/* Flags of streams, of host memory, of mapped memory of other processes; a kind of handle. */
+/* Flags of streams, of events, of host memory, of mapped memory of other processes; a kind of handle. */
 enum { CUDA_STREAM_ALONE = 1 };
+enum { CUDA_EVENT_NO_TIMES = 2 };
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
 enum { CUDA_IPC_PEERS = 1 };
 enum { CUDA_HANDLE_DMABUF = 1 };
@@ -56,6 +59,10 @@ enum { CUDA_HANDLE_DMABUF = 1 };
     XX(stream_create, cuStreamCreate, (cuda_stream_t *, unsigned))                                \
     XX(stream_destroy, cuStreamDestroy_v2, (cuda_stream_t))                                       \
     XX(stream_wait, cuStreamSynchronize, (cuda_stream_t))                                         \
+    XX(event_create, cuEventCreate, (cuda_event_t *, unsigned))                                   \
+    XX(event_destroy, cuEventDestroy_v2, (cuda_event_t))                                          \
+    XX(event_record, cuEventRecord, (cuda_event_t, cuda_stream_t))                                \
+    XX(event_query, cuEventQuery, (cuda_event_t))                                                 \
     XX(mem_alloc, cuMemAlloc_v2, (cuda_addr *, size_t))                                           \
     XX(mem_free, cuMemFree_v2, (cuda_addr))                                                       \
     XX(mem_range, cuMemGetAddressRange_v2, (cuda_addr *, size_t *, cuda_addr))                    \

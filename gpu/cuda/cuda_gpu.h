@@ -3,17 +3,31 @@
 #ifndef WEFT_CUDA_GPU_H
 #define WEFT_CUDA_GPU_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "cuda_api.h"
 #include "weft/gpu.h"
+
+/* Streams for copies that are not waited for: as many as the engines that copy one way or the other. */
+#define CUDA_WAYS 4
+
+/* An event, and its place among those that are not in use. */
+struct weft_gpu_job {
+    struct weft_gpu_job *next;
+    cuda_event_t event;
+};
 
 struct cuda_gpu {
     struct weft_gpu base;
     const struct cuda_api *api;
     int device;           /* CUdevice */
     cuda_ctx_t ctx;       /* the primary one, which the runtime and torch use, too */
-    cuda_stream_t stream; /* of copies that nobody named a stream for */
+    cuda_stream_t stream; /* of copies that nobody named a stream for, and that are waited for */
+    cuda_stream_t ways[CUDA_WAYS];
+    pthread_mutex_t lock; /* of what follows */
+    unsigned way;         /* the next one */
+    struct weft_gpu_job *idle;
 };
 
 static inline struct cuda_gpu *cuda_of(struct weft_gpu *gpu)
@@ -45,6 +59,10 @@ weft_gpu_host_map_fn cuda_host_map;
 weft_gpu_host_unmap_fn cuda_host_unmap;
 weft_gpu_export_dmabuf_fn cuda_export_dmabuf;
 weft_gpu_copy_fn cuda_copy;
+weft_gpu_copy_start_fn cuda_copy_start;
+weft_gpu_copy_done_fn cuda_copy_done;
+/* The events that are not in use. In the context. */
+void cuda_copy_end(struct cuda_gpu *gpu);
 weft_gpu_ipc_export_fn cuda_ipc_export;
 weft_gpu_ipc_open_fn cuda_ipc_open;
 weft_gpu_ipc_close_fn cuda_ipc_close;

@@ -100,6 +100,27 @@ static void a_device_that_is_lost(void **state)
     OPS->close(gpu);
 }
 
+static void a_device_that_is_lost_during_a_copy(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("lost=0,delay=1");
+    char bytes[64] = {1};
+    void *addr;
+    struct weft_gpu_job *job = NULL;
+    WEFT_OK(OPS->alloc(gpu, sizeof bytes, &addr));
+    const struct weft_gpu_copy list[] = {{addr, bytes, 32}, {(char *)addr + 40, bytes, 64}};
+    WEFT_FAILS(-EINVAL, OPS->copy_start(gpu, list, 2, &job)); /* the second does not fit */
+    assert_null(job);
+    WEFT_OK(OPS->copy_start(gpu, list, 1, &job));
+    assert_int_equal(OPS->copy_done(gpu, job), 0);
+    setenv("FAKE_CUDA", "lost=1,delay=1", 1);
+    assert_int_equal(cuInit(0), 0);
+    WEFT_FAILS(-EIO, OPS->copy_done(gpu, job));
+    CHECK(strstr(weft_last_error(), "launch failure"), "'%s'", weft_last_error());
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
 static void dmabufs(void **state)
 {
     (void)state;
@@ -184,6 +205,7 @@ int main(void)
         cmocka_unit_test(devices_are_counted),
         cmocka_unit_test(no_room),
         cmocka_unit_test(a_device_that_is_lost),
+        cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),
         cmocka_unit_test(endpoints_leave_it_alone),

@@ -66,6 +66,25 @@ typedef int weft_gpu_query_fn(const void *addr, struct weft_gpu_range *range);
 typedef int weft_gpu_copy_fn(struct weft_gpu *gpu, void *dst, const void *src, uint64_t len,
                              void *stream);
 
+/*
+ * copy_start (optional): begin copies, in any order and at once, and do not wait. Host memory that is not
+ * mapped (host_map) may be read before it returns.
+ * Owns:    the list is the caller's when it returns; the memory is the backend's until copy_done says so.
+ * Returns: 0 and *job, NULL if all is done; or a code, with nothing under way.
+ * Default: copies as `copy` without a stream does.
+ */
+struct weft_gpu_copy {
+    void *dst;
+    const void *src;
+    uint64_t len;
+};
+struct weft_gpu_job; /* the backend's */
+typedef int weft_gpu_copy_start_fn(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n,
+                                   struct weft_gpu_job **job);
+/* copy_done (with copy_start): 1: all bytes are there; 0: not yet; or a code: the device failed and touches
+ * the memory no more. The job is gone unless it is 0. Does not wait. */
+typedef int weft_gpu_copy_done_fn(struct weft_gpu *gpu, struct weft_gpu_job *job);
+
 /* launch: run a kernel of the built-in module by name, args as one plain struct.
  * WEFT_EUNSUPPORTED if the backend has no kernel of that name. */
 struct weft_gpu_launch {
@@ -108,6 +127,8 @@ struct weft_gpu_ops {
     weft_gpu_host_map_fn *host_map;
     weft_gpu_host_unmap_fn *host_unmap;
     /* optional */
+    weft_gpu_copy_start_fn *copy_start;
+    weft_gpu_copy_done_fn *copy_done;
     weft_gpu_export_dmabuf_fn *export_dmabuf;
     weft_gpu_ipc_export_fn *ipc_export;
     weft_gpu_ipc_open_fn *ipc_open;

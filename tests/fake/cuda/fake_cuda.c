@@ -34,10 +34,10 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after;
+    unsigned devices, init, dmabuf, lost_after, delay;
     size_t memory;
 };
-static const struct settings preset = {.devices = 1, .dmabuf = 1, .memory = (size_t)1 << 30};
+static const struct settings preset = {.devices = 1, .dmabuf = 1, .delay = 2, .memory = (size_t)1 << 30};
 static struct settings set;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -64,6 +64,8 @@ static void read_settings(void)
             set.dmabuf = (unsigned)value;
         else if (!strncmp(item, "memory=", 7))
             set.memory = value;
+        else if (!strncmp(item, "delay=", 6))
+            set.delay = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             set.lost_after = (unsigned)value;
         else
@@ -152,27 +154,6 @@ int cuCtxPopCurrent_v2(cuda_ctx_t *ctx)
 static int device_of(void)
 {
     return depth ? (int)current[depth - 1] - 1 : -1;
-}
-
-int cuStreamCreate(cuda_stream_t *stream, unsigned flags)
-{
-    (void)flags;
-    if (device_of() < 0)
-        return NO_CONTEXT;
-    *stream = malloc(1);
-    return *stream ? CUDA_OK : CUDA_ENOMEM;
-}
-
-int cuStreamDestroy_v2(cuda_stream_t stream)
-{
-    free(stream);
-    return CUDA_OK;
-}
-
-int cuStreamSynchronize(cuda_stream_t stream)
-{
-    (void)stream;
-    return set.lost_after && copies >= set.lost_after ? LOST : CUDA_OK;
 }
 
 /* --- memory ---------------------------------------------------------------------------------------------- */
@@ -319,17 +300,142 @@ static uint8_t *bytes_of(cuda_addr addr, size_t len)
     return len <= alloc->len - at ? alloc->bytes + at : NULL;
 }
 
+/* --- streams: what is queued happens when somebody asks for it, and not at the first time ------------------- */
+
+struct queued {
+    struct queued *next;
+    cuda_addr dst, src;
+    size_t len;
+    struct cuda_event *event; /* instead of a copy */
+};
+
+struct cuda_stream {
+    struct queued *head, **tail;
+};
+
+struct cuda_event {
+    struct cuda_stream *stream; /* it stands there; NULL: it has been reached */
+    unsigned asked;
+};
+
+static bool lost(void)
+{
+    return set.lost_after && copies >= set.lost_after;
+}
+
+int cuStreamCreate(cuda_stream_t *out, unsigned flags)
+{
+    (void)flags;
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    struct cuda_stream *stream = calloc(1, sizeof *stream);
+    if (!stream)
+        return CUDA_ENOMEM;
+    stream->tail = &stream->head;
+    *out = stream;
+    return CUDA_OK;
+}
+
+/* Up to this event, or all. With the lock held. */
+static void run(struct cuda_stream *stream, const struct cuda_event *upto)
+{
+    for (struct queued *q; (q = stream->head);) {
+        struct cuda_event *event = q->event;
+        stream->head = q->next;
+        if (!stream->head)
+            stream->tail = &stream->head;
+        if (event) {
+            event->stream = NULL;
+        } else {
+            uint8_t *to = bytes_of(q->dst, q->len), *from = bytes_of(q->src, q->len);
+            copies++;
+            if (to && from && !lost())
+                memmove(to, from, q->len);
+        }
+        free(q);
+        if (event && event == upto)
+            return;
+    }
+}
+
+static int queue(struct cuda_stream *stream, struct queued what)
+{
+    struct queued *q = malloc(sizeof *q);
+    if (!q)
+        return CUDA_ENOMEM;
+    *q = what;
+    *stream->tail = q;
+    stream->tail = &q->next;
+    return CUDA_OK;
+}
+
+int cuStreamDestroy_v2(cuda_stream_t stream)
+{
+    pthread_mutex_lock(&lock);
+    run(stream, NULL);
+    pthread_mutex_unlock(&lock);
+    free(stream);
+    return CUDA_OK;
+}
+
+int cuStreamSynchronize(cuda_stream_t stream)
+{
+    pthread_mutex_lock(&lock);
+    run(stream, NULL);
+    int rc = lost() ? LOST : CUDA_OK;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
 int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream)
 {
     if (device_of() < 0 || !stream)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
-    uint8_t *to = bytes_of(dst, len), *from = bytes_of(src, len);
-    copies++;
-    if (to && from && !(set.lost_after && copies >= set.lost_after))
-        memmove(to, from, len);
+    int rc = CUDA_EINVAL;
+    if (bytes_of(dst, len) && bytes_of(src, len))
+        rc = queue(stream, (struct queued){.dst = dst, .src = src, .len = len});
     pthread_mutex_unlock(&lock);
-    return to && from ? CUDA_OK : CUDA_EINVAL;
+    return rc;
+}
+
+int cuEventCreate(cuda_event_t *event, unsigned flags)
+{
+    (void)flags;
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    *event = calloc(1, sizeof **event);
+    return *event ? CUDA_OK : CUDA_ENOMEM;
+}
+
+int cuEventDestroy_v2(cuda_event_t event)
+{
+    free(event);
+    return CUDA_OK;
+}
+
+int cuEventRecord(cuda_event_t event, cuda_stream_t stream)
+{
+    pthread_mutex_lock(&lock);
+    event->stream = stream;
+    event->asked = 0;
+    int rc = queue(stream, (struct queued){.event = event});
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuEventQuery(cuda_event_t event)
+{
+    pthread_mutex_lock(&lock);
+    int rc = CUDA_OK;
+    if (event->stream && event->asked++ < set.delay)
+        rc = CUDA_EBUSY;
+    else if (event->stream)
+        run(event->stream, event);
+    if (rc == CUDA_OK && lost())
+        rc = LOST;
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 
 /* --- the host's memory ----------------------------------------------------------------------------------- */
