@@ -10,9 +10,6 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#define PAGE 4096
-#define GUARD_SEED 0x67756172ull
-
 /* --- failing ------------------------------------------------------------------------------- */
 
 static pid_t main_thread;
@@ -112,117 +109,6 @@ uint64_t test_deadline(void)
 void test_sleep_ms(int ms)
 {
     poll(NULL, 0, ms);
-}
-
-/* --- bytes --------------------------------------------------------------------------------- */
-
-/* Finaliser of splitmix64: every bit of the input reaches every byte of the output. */
-static uint64_t mix(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-uint64_t test_random(uint64_t *state)
-{
-    return mix(*state += 0x9e3779b97f4a7c15ull);
-}
-
-static uint64_t word_of(uint64_t seed, uint64_t i)
-{
-    return mix(seed * 0x9e3779b97f4a7c15ull + i);
-}
-
-static unsigned char byte_of(uint64_t seed, uint64_t i)
-{
-    return (unsigned char)(word_of(seed, i / 8) >> i % 8 * 8);
-}
-
-/* Words at any address: accesses of the compiler, not calls of memcpy, which the sanitizer sees. */
-typedef uint64_t __attribute__((aligned(1), may_alias)) any_word;
-
-TEST_UNSEEN uint64_t test_get_word(const void *at)
-{
-    return *(const any_word *)at;
-}
-
-TEST_UNSEEN void test_set_word(void *at, uint64_t value)
-{
-    *(any_word *)at = value;
-}
-
-TEST_UNSEEN void test_fill(void *at, size_t len, uint64_t seed, uint64_t offset)
-{
-    volatile unsigned char *p = at;
-    for (; len && offset % 8; len--)
-        *p++ = byte_of(seed, offset++);
-    for (; len >= 8; len -= 8, p += 8, offset += 8)
-        *(volatile any_word *)p = word_of(seed, offset / 8);
-    for (; len; len--)
-        *p++ = byte_of(seed, offset++);
-}
-
-TEST_UNSEEN void test_zero(void *at, size_t len)
-{
-    volatile unsigned char *p = at;
-    for (; len >= 8; len -= 8, p += 8)
-        *(volatile any_word *)p = 0;
-    for (; len; len--)
-        *p++ = 0;
-}
-
-TEST_UNSEEN int64_t test_nonzero(const void *at, size_t len)
-{
-    const unsigned char *p = at;
-    for (size_t i = 0; i < len; i++)
-        if (p[i])
-            return (int64_t)i;
-    return -1;
-}
-
-TEST_UNSEEN int64_t test_differs(const void *at, size_t len, uint64_t seed, uint64_t offset)
-{
-    const unsigned char *p = at;
-    for (size_t i = 0; i < len;) {
-        bool whole = (offset + i) % 8 == 0 && len - i >= 8;
-        if (whole && *(const any_word *)(p + i) == word_of(seed, (offset + i) / 8)) {
-            i += 8;
-            continue;
-        }
-        if (p[i] != byte_of(seed, offset + i))
-            return (int64_t)i;
-        i++;
-    }
-    return -1;
-}
-
-void test_mem_open(struct test_mem *mem, size_t len, size_t misalign)
-{
-    size_t total = (TEST_GUARD * 2 + misalign + len + 2 * PAGE) / PAGE * PAGE;
-    /* mapped: free() would look to the sanitizer like one more access */
-    mem->base = mmap(NULL, total, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(mem->base != MAP_FAILED, "no memory for a buffer of %zu bytes: %m", len);
-    mem->size = total;
-    mem->at = mem->base + TEST_GUARD + misalign;
-    mem->len = len;
-    test_fill(mem->at - TEST_GUARD, TEST_GUARD, GUARD_SEED, 0);
-    test_fill(mem->at + len, TEST_GUARD, GUARD_SEED + 1, 0);
-}
-
-void test_mem_check_guards(const struct test_mem *mem)
-{
-    int64_t at = test_differs(mem->at - TEST_GUARD, TEST_GUARD, GUARD_SEED, 0);
-    CHECK(at < 0, "byte %" PRId64 " before a buffer was overwritten", TEST_GUARD - at);
-    at = test_differs(mem->at + mem->len, TEST_GUARD, GUARD_SEED + 1, 0);
-    CHECK(at < 0, "byte %" PRId64 " after a buffer of %zu was overwritten", at, mem->len);
-}
-
-void test_mem_close(struct test_mem *mem)
-{
-    test_mem_check_guards(mem);
-    munmap(mem->base, mem->size);
-    mem->base = NULL;
 }
 
 /* --- processes ----------------------------------------------------------------------------- */

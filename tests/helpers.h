@@ -4,8 +4,8 @@
  * thread, a child process), deadlines, byte patterns, memory with guards, settings of the run.
  *
  * The run is chosen by the environment: WEFT_TEST_TRANSPORT (default local), WEFT_TEST_GPU
- * (default host), WEFT_TEST_FAULT (a spec for the fault decorator, default none), and
- * WEFT_TEST_NO_SKIP (1: what would be skipped fails).
+ * (default host), WEFT_TEST_MEMORY (below, default host), WEFT_TEST_FAULT (a spec for the fault
+ * decorator, default none), and WEFT_TEST_NO_SKIP (1: what would be skipped fails).
  */
 #ifndef WEFT_TEST_HELPERS_H
 #define WEFT_TEST_HELPERS_H
@@ -114,7 +114,8 @@ void test_sleep_ms(int ms);
  * in shared memory, which it cannot see. The library's own accesses stay under its eyes. */
 #define TEST_UNSEEN __attribute__((no_sanitize("thread"), noinline))
 
-/* Byte i of a pattern depends on seed and i alone. Bytes [offset, offset+len) of it: */
+/* These go to memory of GPUs, too, if test_mem_open_on has made it.
+ * Byte i of a pattern depends on seed and i alone. Bytes [offset, offset+len) of it: */
 void test_fill(void *at, size_t len, uint64_t seed, uint64_t offset);
 /* Where the memory first differs from it, or -1. */
 int64_t test_differs(const void *at, size_t len, uint64_t seed, uint64_t offset);
@@ -131,8 +132,14 @@ uint64_t test_random(uint64_t *state);
 struct test_mem {
     unsigned char *base, *at;
     size_t len, size;
+    int gpu; /* 1 + its number; 0: the host's */
 };
 void test_mem_open(struct test_mem *mem, size_t len, size_t misalign);
+/* Of this GPU of the run; -1: the host's. */
+void test_mem_open_on(struct test_mem *mem, size_t len, size_t misalign, int gpu);
+/* Where WEFT_TEST_MEMORY wants the memory of side 0 (A) or 1 (B): a GPU, or -1. It is "host" or "gpu0",
+ * or two of these with a comma between them. */
+int test_memory(int side);
 void test_mem_check_guards(const struct test_mem *mem);
 void test_mem_close(struct test_mem *mem);
 

@@ -4,12 +4,15 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "lane.h"
 #include "meet.h"
 #include "registry.h"
 #include "util.h"
+#include "weft/gpu.h"
 
 /* Side B's agent is started by a launcher, which may have to queue for its hosts. */
 #define START_S "60"
@@ -37,6 +40,8 @@ struct about {
 };
 
 static int agent = -1; /* A: connection to B's agent. B's agent: connection to A */
+static int agent_ends = -1; /* on one host: for sockets of its children */
+static bool spread;         /* over two hosts */
 static pthread_mutex_t agent_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct about side_a, side_b; /* A knows both */
 static char bind_host[64], here[64];
@@ -71,18 +76,72 @@ static struct answer ask(struct order order)
     return answer;
 }
 
+/* A message with a descriptor. */
+struct carrier {
+    struct iovec byte;
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    struct msghdr msg;
+};
+
+static void carrier_init(struct carrier *c, char *byte)
+{
+    memset(c, 0, sizeof *c);
+    c->byte = (struct iovec){byte, 1};
+    c->msg = (struct msghdr){.msg_iov = &c->byte,
+                             .msg_iovlen = 1,
+                             .msg_control = c->control.bytes,
+                             .msg_controllen = sizeof c->control.bytes};
+}
+
+/* The other end of a socket goes to this host's agent, ahead of the order that it is for. */
+static int give_end(int *ours)
+{
+    int ends[2];
+    char byte = 0;
+    struct carrier c;
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "socketpair: %m");
+    carrier_init(&c, &byte);
+    struct cmsghdr *head = CMSG_FIRSTHDR(&c.msg);
+    *head = (struct cmsghdr){CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(head), &ends[1], sizeof(int));
+    CHECK(sendmsg(agent_ends, &c.msg, MSG_NOSIGNAL) == 1, "sendmsg: %m");
+    *ours = ends[0];
+    return ends[1];
+}
+
+static int take_end(void)
+{
+    char byte;
+    int fd;
+    struct carrier c;
+    carrier_init(&c, &byte);
+    CHECK(recvmsg(agent_ends, &c.msg, MSG_CMSG_CLOEXEC) == 1 && CMSG_FIRSTHDR(&c.msg),
+          "no descriptor came: %m");
+    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&c.msg)), sizeof fd);
+    return fd;
+}
+
 void test_peer_start(test_child_fn *fn, struct test_peer *peer)
 {
     static uint32_t started;
+    int theirs = -1;
     if (agent < 0) {
         peer->pid = test_fork(fn, NULL, &peer->fd);
         return;
     }
+    if (!spread)
+        theirs = give_end(&peer->fd);
     started++;
     uint64_t packed = test_fn_pack((test_any_fn *)fn);
     peer->pid = ask((struct order){.what = START, .number = started, .fn = packed}).value;
     CHECK(peer->pid > 0, "side B's agent cannot fork: %s", strerror(-peer->pid));
-    peer->fd = meet_accept(started, TEST_DEADLINE_MS);
+    if (spread)
+        peer->fd = meet_accept(started, TEST_DEADLINE_MS);
+    else
+        close(theirs);
 }
 
 void test_peer_signal(const struct test_peer *peer, int signal)
@@ -143,9 +202,26 @@ static bool probe(const struct weft_transport *transport)
     return false;
 }
 
-/* Has the transport a device that works here? The reason goes to weft_last_error. Asked in a process of its own: librdmacm
- * opens devices when it is asked, once for ever, and those are of no use to who is forked later. */
-static bool usable(const struct weft_transport *transport)
+static bool transport_works(const void *transport)
+{
+    return probe(transport);
+}
+
+/* All GPUs that the run wants are there. */
+static bool gpus_work(const void *unused)
+{
+    (void)unused;
+    const struct weft_gpu_backend *backend = weft_gpu_find(test_gpu());
+    int most = test_memory(0) > test_memory(1) ? test_memory(0) : test_memory(1);
+    int n = backend ? backend->ops->probe() : 0;
+    if (n > 0 && n <= most)
+        weft_fail(WEFT_ENODEV, "there is no GPU %d", most);
+    return most < 0 || n > most;
+}
+
+/* Asked in a process of its own: the reason goes to weft_last_error. librdmacm opens devices when it is asked, once for
+ * ever, and those are of no use to who is forked later; nor is NVIDIA's driver. */
+static bool ask_apart(bool (*works)(const void *), const void *arg)
 {
     char reason[256] = "";
     int ends[2], status = 0;
@@ -154,7 +230,7 @@ static bool usable(const struct weft_transport *transport)
     pid_t pid = fork();
     CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
     if (pid == 0) {
-        bool any = probe(transport);
+        bool any = works(arg);
         const char *why = weft_last_error();
         _exit(!any && write(ends[1], why, strlen(why)) >= 0);
     }
@@ -167,17 +243,29 @@ static bool usable(const struct weft_transport *transport)
     return status == 0;
 }
 
-/* The run is about transports of which this machine has no device. */
+/* Has the transport a device that works here? */
+static bool usable(const struct weft_transport *transport)
+{
+    return ask_apart(transport_works, transport);
+}
+
+static bool skipped(const char *what)
+{
+    printf("skipped: %s: %s\n", what, weft_last_error());
+    return strcmp(test_env("WEFT_TEST_NO_SKIP", ""), "1") != 0;
+}
+
+/* The run is about transports or GPUs of which this machine has no device. */
 static bool must_skip(void)
 {
     const struct weft_transport *list[WEFT__MAX_LANES];
-    const char *no_skip = test_env("WEFT_TEST_NO_SKIP", "");
+    if (!ask_apart(gpus_work, NULL) && skipped(test_gpu()))
+        return true;
     int n = weft__transport_select(test_transport(), list, WEFT__MAX_LANES);
     for (int i = 0; i < n; i++)
         if (usable(list[i]))
             return false;
-    printf("skipped: %s: %s\n", test_transport(), weft_last_error());
-    return n > 0 && strcmp(no_skip, "1") != 0;
+    return skipped(test_transport()) && n > 0;
 }
 
 /* One after the other, as far as they work here. */
@@ -204,17 +292,17 @@ static struct about about_self(void)
 
 bool test_same_host(void)
 {
-    return agent < 0 || weft__host_same(&side_a.host, &side_b.host);
+    return !spread || weft__host_same(&side_a.host, &side_b.host);
 }
 
 const char *test_common_transport(void)
 {
     static char name[16];
     const struct weft_transport *list[WEFT__MAX_LANES];
-    int n = weft__transport_select(agent < 0 ? test_transport() : side_a.transports, list,
+    int n = weft__transport_select(spread ? side_a.transports : test_transport(), list,
                                    WEFT__MAX_LANES);
     for (int i = 0; i < n; i++) {
-        if (agent >= 0 && !names(side_b.transports, list[i]->name))
+        if (spread && !names(side_b.transports, list[i]->name))
             continue;
         if (list[i]->same_host && !test_same_host())
             continue;
@@ -261,24 +349,28 @@ static pid_t *child_find(pid_t pid)
     return NULL;
 }
 
-static void be_child(const struct order *order)
+/* fd: to its caller, if the caller has given it. */
+static void be_child(const struct order *order, int fd)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* it does not outlive the agent */
     close(agent);
     test_child_fn *fn = (test_child_fn *)test_fn_unpack(order->fn);
-    fn(meet_dial(order->number, TEST_DEADLINE_MS), NULL);
+    fn(spread ? meet_dial(order->number, TEST_DEADLINE_MS) : fd, NULL);
     _exit(0);
 }
 
 static int start_child(const struct order *order)
 {
     pid_t *place = child_find(0);
+    int fd = spread ? -1 : take_end();
     if (!place)
         return -EAGAIN;
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0)
-        be_child(order);
+        be_child(order, fd);
+    if (fd >= 0)
+        close(fd);
     if (pid < 0)
         return -errno;
     return *place = pid;
@@ -315,13 +407,10 @@ static bool next_order(struct order *order)
     return test_recv(agent, order, sizeof *order);
 }
 
-static int agent_main(void)
+/* Returns the status to exit with. */
+static int obey_all(void)
 {
     struct order order;
-    agent = meet_dial(MEET_AGENT, atoi(test_env("WEFT_TEST_START", START_S)) * 1000);
-    know_place();
-    struct about self = about_self();
-    test_send(agent, &self, sizeof self);
     while (next_order(&order)) {
         if (order.what == END)
             break;
@@ -334,11 +423,50 @@ static int agent_main(void)
     return order.what != END;
 }
 
+static int agent_main(void)
+{
+    spread = true;
+    agent = meet_dial(MEET_AGENT, atoi(test_env("WEFT_TEST_START", START_S)) * 1000);
+    know_place();
+    struct about self = about_self();
+    test_send(agent, &self, sizeof self);
+    return obey_all();
+}
+
+/* An agent on this host, from which side B's processes are forked: a vendor's library is of no use to a process that was
+ * forked from one that has used it. Returns its pid. */
+static pid_t start_agent(void)
+{
+    int orders[2], ends[2];
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, orders), "socketpair: %m");
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), "socketpair: %m");
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "fork: %m");
+    if (pid == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    close(orders[pid == 0 ? 0 : 1]);
+    close(ends[pid == 0 ? 0 : 1]);
+    agent = orders[pid == 0 ? 1 : 0];
+    agent_ends = ends[pid == 0 ? 1 : 0];
+    if (pid == 0)
+        _exit(obey_all());
+    return pid;
+}
+
+static void end_agent(pid_t pid)
+{
+    int status;
+    test_send(agent, &(struct order){.what = END}, sizeof(struct order));
+    waitpid(pid, &status, 0);
+}
+
 /* --- side A --------------------------------------------------------------------------------- */
 
 /* Meets side B. Returns the reason why nothing can be tested, or NULL. */
 static const char *meet_agent(const char *name)
 {
+    spread = true;
     side_a = about_self();
     meet_listen();
     agent = meet_accept(MEET_AGENT, atoi(test_env("WEFT_TEST_START", START_S)) * 1000);
@@ -370,6 +498,17 @@ static int run_pairs(const char *name, const struct CMUnitTest *cases, size_t n)
     return rc;
 }
 
+/* On this host. */
+static int run_all(const char *name, const struct CMUnitTest *cases, size_t n)
+{
+    bool gpus = test_memory(0) >= 0 || test_memory(1) >= 0;
+    pid_t pid = gpus ? start_agent() : 0;
+    int rc = _cmocka_run_group_tests(name, cases, n, NULL, NULL);
+    if (pid)
+        end_agent(pid);
+    return rc;
+}
+
 int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
                     CMFixtureFunction two_processes)
 {
@@ -386,7 +525,7 @@ int test_sides_main(const char *name, const struct CMUnitTest *cases, size_t n,
     size_t kept = sort_out(copy, n, two_processes, !one);
     int rc = 0;
     if (!*side)
-        rc = _cmocka_run_group_tests(name, cases, n, NULL, NULL);
+        rc = run_all(name, cases, n);
     else if (one && kept)
         rc = _cmocka_run_group_tests(name, copy, kept, NULL, NULL);
     else if (one)

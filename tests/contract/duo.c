@@ -172,7 +172,7 @@ static void area_open(struct host *host, void *arg)
     host->areas = realloc(host->areas, (size_t)(host->nareas + 1) * sizeof *host->areas);
     CHECK(host->areas, "no memory for areas");
     struct host_area *h = &host->areas[host->nareas];
-    test_mem_open(&h->mem, a->len, a->misalign);
+    test_mem_open_on(&h->mem, a->len, a->misalign, test_memory(a->area.who));
     struct weft_mem_opts opts = {.struct_size = sizeof opts, .access = a->access};
     WEFT_OK(weft_mem_reg(host->endpoint, h->mem.at, a->len, &opts, &h->handle));
     WEFT_OK(weft_mem_advertise(h->handle, h->mem.at, a->len, &a->area.remote));

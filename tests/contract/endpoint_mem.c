@@ -224,20 +224,22 @@ static void *write_on(void *arg)
 static void dereg_under_traffic(void **state)
 {
     struct duo *d = *state;
-    static char memory[LEN];
+    struct test_mem memory;
+    test_mem_open_on(&memory, LEN, 0, test_memory(B));
     for (int i = 0; i < 20; i++) {
-        weft_mem_t mem = reg(d->b.endpoint, memory, LEN, 0);
-        struct storm s = {.conn = d->conn, .remote = advertise(mem, memory, LEN)};
+        weft_mem_t mem = reg(d->b.endpoint, memory.at, LEN, 0);
+        struct storm s = {.conn = d->conn, .remote = advertise(mem, memory.at, LEN)};
         pthread_t thread;
         pthread_create(&thread, NULL, write_on, &s);
         test_sleep_ms(i % 4);
         WEFT_OK(weft_mem_dereg(mem));
-        test_fill(memory, LEN, 5, 0);
+        test_fill(memory.at, LEN, 5, 0);
         test_sleep_ms(1);
-        assert_true(test_differs(memory, LEN, 5, 0) < 0);
+        assert_true(test_differs(memory.at, LEN, 5, 0) < 0);
         atomic_store(&s.stop, true);
         pthread_join(thread, NULL);
     }
+    test_mem_close(&memory);
 }
 
 /* --- remotes ------------------------------------------------------------------------------- */
