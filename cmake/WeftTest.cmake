@@ -34,6 +34,10 @@
 #   weft_add_gpu_test(FILE)
 #       tests/contract/FILE.c, once for each built GPU backend: contract.FILE.host.
 #
+#   weft_add_gpu_memory_test(FILE TRANSPORT GPU MEMORY [NAME text] [LABELS ...] [ENVIRONMENT "X=y"...])
+#       The program of weft_add_contract_test with memory of GPUs, as helpers.h has it for WEFT_TEST_MEMORY:
+#       contract.FILE.TRANSPORT.GPU.MEMORY, or ...GPU.NAME.
+#
 #   weft_write_entries(FILE)
 #       The entries of contract tests so far, for who starts them otherwise than ctest does
 #       (tests/vm/suite). Lines of words: name, program, timeout, NAME=value...
@@ -168,7 +172,7 @@ function(weft__efa_entry name file provider)
     # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
     weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 240
                      LABELS contract efa ${provider} ${arg_LABELS} ENVIRONMENT
-                     WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1
+                     WEFT_TEST_TRANSPORT=efa WEFT_TEST_NO_SKIP=1
                      "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
                      FI_OFI_RXM_MSG_RX_SIZE=256 ${arg_ENVIRONMENT})
 endfunction()
@@ -187,6 +191,12 @@ endfunction()
 # As over a provider that cannot wake who sleeps, as EFA's cannot.
 function(weft_add_efa_polled_test file)
     weft__efa_entry(tcp_rxm.polled ${file} tcp_rxm ENVIRONMENT WEFT_EFA_WAIT=0)
+endfunction()
+
+# With memory of GPUs that the provider does not reach, over the double of a GPU's driver.
+function(weft_add_efa_gpu_test file provider)
+    weft__efa_entry(${provider}.cuda.fake ${file} ${provider} LABELS gpu fake long ENVIRONMENT
+                    WEFT_TEST_GPU=cuda WEFT_TEST_MEMORY=gpu0 WEFT_CUDA_LIBRARY=$<TARGET_FILE:fake_cuda>)
 endfunction()
 
 # Over a libfabric with the attributes of EFA, that does all it may. double: over shm; noread: without READ, called efa.
@@ -218,4 +228,16 @@ function(weft_add_gpu_test file)
         weft__test_entry(contract.${file}.${gpu} contract_${file} LABELS contract gpu
                          ENVIRONMENT WEFT_TEST_GPU=${gpu})
     endforeach()
+endfunction()
+
+function(weft_add_gpu_memory_test file transport gpu memory)
+    cmake_parse_arguments(PARSE_ARGV 4 arg "" "NAME" "LABELS;ENVIRONMENT")
+    set(name ${memory})
+    if(arg_NAME)
+        set(name ${arg_NAME})
+    endif()
+    weft__test_entry(contract.${file}.${transport}.${gpu}.${name} contract_${file} TIMEOUT 120
+                     LABELS contract gpu endpoint ${arg_LABELS} ENVIRONMENT
+                     WEFT_TEST_TRANSPORT=${transport} WEFT_TEST_GPU=${gpu} WEFT_TEST_MEMORY=${memory}
+                     ${arg_ENVIRONMENT})
 endfunction()

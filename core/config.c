@@ -38,6 +38,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "memory before it cuts the conn")                                                          \
     XX("WEFT_CHUNK", SIZE, "1M", 4096, 1 << 30,                                                   \
        "piece size in which a large transfer is spread over several links")                       \
+    XX("WEFT_STAGE_CHUNK", SIZE, "512K", 4096, 1 << 28,                                           \
+       "piece size in which memory of GPUs that a nic does not reach goes through the host's")    \
+    XX("WEFT_STAGE_SLOTS", INT, "8", 2, 64, "such pieces that a conn has under way, one way")     \
     XX("WEFT_EAGER", SIZE, "8K", 0, 1 << 20,                                                      \
        "longest message that is sent without asking; longer ones are fetched by the receiver")    \
     XX("WEFT_EAGER_WINDOW", SIZE, "256K", WEFT__WINDOW_LEAST, 1 << 30,                            \

@@ -35,6 +35,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->outq_tail = &conn->outq;
     weft_list_init(&conn->ops);
     weft__match_init(conn);
+    weft__stage_init(&conn->stage);
     conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);
     if (!conn->handle) {
         free(conn);
@@ -63,7 +64,8 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
 bool weft__conn_idle(void *arg)
 {
     struct weft__conn *conn = arg;
-    return conn->state == WEFT_CONN_DOWN && !conn->handshaking && !conn->links_open && !conn->nops;
+    return conn->state == WEFT_CONN_DOWN && !conn->handshaking && !conn->links_open &&
+           !conn->nops && !conn->stage.serving;
 }
 
 static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)
@@ -173,11 +175,13 @@ static void fit(struct weft__conn *conn)
 {
     struct weft__lane *home = NULL;
     conn->max_msg = UINT64_MAX;
+    conn->lanes = 0;
     for (int i = 0; i < conn->nlinks; i++) {
         struct weft__lane *lane = conn->links[i]->lane;
         if (!conn->links[i]->up)
             continue;
         home = lane;
+        conn->lanes |= UINT32_C(1) << lane->index;
         if (lane->nic->attr.max_msg < conn->max_msg)
             conn->max_msg = lane->nic->attr.max_msg;
     }
@@ -203,6 +207,7 @@ void weft__conn_up(struct weft__conn *conn)
     weft__msg_fill(conn);
     weft__match_up(conn);
     weft__stripe_fill(conn);
+    weft__stage_fill(conn);
     weft__changed(conn->ep);
 }
 
@@ -252,6 +257,7 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     for (struct weft_list *at = conn->ops.next; at != &conn->ops; at = at->next)
         weft__op_fail(WEFT_LIST_OF(at, struct weft__op, in_conn), status, conn->why);
     weft__match_down(conn);
+    weft__stage_down(conn);
     weft__msg_free_all(conn);
     abort_ops(conn);
     if (conn->handshaking)

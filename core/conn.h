@@ -8,10 +8,11 @@
 #include "weft/endpoint.h"
 
 #include "lane.h"
-#include "weft/list.h"
 #include "match.h"
 #include "op.h"
+#include "stage.h"
 #include "util.h"
+#include "weft/list.h"
 
 struct weft__endpoint;
 struct weft__msg;
@@ -51,11 +52,13 @@ struct weft__conn {
     int nlinks, next_link;
     uint64_t max_msg;                  /* the least of its nics: any of them can carry so much */
     uint64_t part;                     /* of a transfer, that goes by one link at once */
+    uint32_t lanes;                    /* of its links that are up, as bits */
     _Atomic(struct weft__lane *) home; /* of the only link of a conn that is up; else NULL */
     uint64_t notif_scan;               /* see weft__notif_pop */
 
     struct weft_list ops; /* all that are not done */
     struct weft__opq todo, recvq;
+    struct weft__stage stage;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */
     bool lost_seen[WEFT__MAX_LINKS], gone_due[WEFT__MAX_LINKS];

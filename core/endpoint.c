@@ -42,15 +42,22 @@ static struct weft__endpoint *endpoint_new(void)
     ep->boot_epoll = -1;
     ep->accepts_tail = &ep->accepts;
     ep->notifs_tail = &ep->notifs;
+    ep->served_adds_tail = &ep->served_adds;
+    weft_list_init(&ep->aparts);
     ep->pid = (uint32_t)getpid();
     ep->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     weft__host_self(&ep->host);
+    if (weft__copier_open(ep)) {
+        free(ep);
+        return NULL;
+    }
     return ep;
 }
 
 static void endpoint_free(struct weft__endpoint *ep)
 {
     weft__boot_close(ep);
+    weft__copier_close(ep);
     for (int i = 0; i < ep->nlanes; i++)
         weft__lane_close(ep->lanes[i]);
     weft__op_pool_free(ep);

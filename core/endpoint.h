@@ -5,6 +5,7 @@
  * Locks, outermost first. A thread that holds one may take only those below it:
  *
  *   boot lock      (endpoint)  handshakes of conns that are not up yet       boot.c
+ *   copier lock    (endpoint)  GPUs, copies that they do, areas              copier.c
  *   lane lock      (lane)      the nic, its links and their wrs              lane.c
  *   endpoint lock  (endpoint)  everything else: conns, ops, messages, mems
  *
@@ -19,6 +20,7 @@
 #include "weft/endpoint.h"
 #include "weft/transport.h"
 
+#include "copier.h"
 #include "lane.h"
 #include "pool.h"
 #include "util.h"
@@ -29,8 +31,8 @@ struct weft__conn;
 struct weft__mem;
 struct weft__op;
 struct weft__reg;
+struct weft__served_add;
 struct weft__waiter;
-struct weft_gpu_backend;
 
 #define WEFT__UNUSED 8
 
@@ -43,6 +45,7 @@ struct weft__endpoint {
     uint8_t auth_key[WEFT_MAC];
     const struct weft_gpu_backend *gpu;
     bool gpu_apart; /* its memory is none that a processor reaches */
+    struct weft__copier copier;
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;
     struct weft__unused {
@@ -81,6 +84,9 @@ struct weft__endpoint {
     int nconns, naccepts, backlog;
     struct weft__mem *mems;
     struct weft__reg *regs;
+    struct weft_list aparts; /* regs of memory that no processor reaches */
+    struct weft__served_add *served_adds,
+        **served_adds_tail; /* to such memory: the first is being done */
     struct weft__op *free_ops;
     struct weft__pool wrs, recs, msgs; /* msgs: without a body */
     struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */
@@ -110,6 +116,7 @@ static inline void weft__kick_all(struct weft__endpoint *ep)
     for (int i = 0; i < ep->nlanes; i++)
         if (atomic_load(&ep->lanes[i]->waiting))
             weft__lane_kick(ep->lanes[i]);
+    weft__copier_kick(ep, &ep->copier);
 }
 
 #endif

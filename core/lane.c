@@ -258,8 +258,9 @@ static bool do_dereg(struct weft__lane *lane, struct weft__work *work)
 {
     struct weft__reg *reg = (struct weft__reg *)((char *)work - offsetof(struct weft__reg, on) -
                                                  (size_t)lane->index * sizeof reg->on[0]);
-    if (lane->nic->transport->ops->mem_dereg(lane->nic, reg->on[lane->index].handle.mem) ==
-        WEFT_EAGAIN)
+    if (reg->on[lane->index].registered &&
+        lane->nic->transport->ops->mem_dereg(lane->nic, reg->on[lane->index].handle.mem) ==
+            WEFT_EAGAIN)
         return false;
     struct weft__endpoint *ep = lane->endpoint;
     pthread_mutex_lock(&ep->lock);
@@ -455,6 +456,7 @@ void weft__lane_kick(struct weft__lane *lane)
     }
     if (lane->endpoint->nlanes > 1)
         kick_others(lane);
+    weft__copier_kick(lane->endpoint, &lane->endpoint->copier);
 }
 
 struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more)

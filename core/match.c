@@ -19,6 +19,7 @@
 #include "msg.h"
 #include "notify.h"
 #include "op.h"
+#include "stage.h"
 #include "stripe.h"
 #include "util.h"
 
@@ -387,10 +388,12 @@ static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, ui
     struct weft__conn *conn = op->conn;
     bool fits = len <= op->total;
     op->pending++; /* one hold: an answer may take the conn down */
-    if (fits)
-        scatter(op, data, len);
-    else
+    if (!fits)
         answer_too_long(conn, index);
+    else if (!op->staged)
+        scatter(op, data, len);
+    else if (weft__stage_scatter(op, data, len))
+        weft__op_fail(op, -ENOMEM, "no memory to copy a message");
     weft__match_take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
     weft__match_count(conn, len);
     if (!fits)
@@ -414,7 +417,9 @@ static size_t pair(const struct weft__piece *local, size_t nlocal,
                                           .len = len,
                                           .raddr = remote[r].addr + roff,
                                           .rkey = remote[r].key,
-                                          .reg = local[l].reg};
+                                          .reg = local[l].reg,
+                                          .gpu = local[l].gpu,
+                                          .far = remote[r].access & WEFT__STAGED};
             memcpy(out[n].rkeys, remote[r].keys, sizeof out[n].rkeys);
         }
         n += len != 0;
@@ -454,7 +459,12 @@ int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *l
     op->on_end = on_end;
     arrival->fetching = true;
     conn->stats.msgs_large++;
-    weft__stripe_start(conn, op);
+    for (size_t i = 0; i < n; i++)
+        op->staged |= pieces[i].gpu || pieces[i].far;
+    if (op->staged)
+        weft__stage_start(conn, op);
+    else
+        weft__stripe_start(conn, op);
     return 0;
 }
 

@@ -10,6 +10,7 @@
 
 #include "lane.h"
 #include "util.h"
+#include "weft/list.h"
 
 struct weft__endpoint;
 struct weft__op;
@@ -22,10 +23,16 @@ struct weft__reg {
     uint64_t len;
     uint32_t access, kind;
     int ordinal; /* of the GPU whose it is; -1: host memory */
+    bool apart;  /* no processor reaches it */
+    struct weft_list in_apart; /* endpoint->aparts, with those that are temporary */
+    uint32_t
+        unreached;    /* lanes, as bits, whose nic does not reach it: what goes there is staged */
+    uint32_t serving; /* copies for peers that touch it */
+    bool shut;
     uint64_t key;
     uint32_t refs;       /* mems that share it */
     uint32_t users;      /* operations of this side that use it */
-    uint32_t undone;     /* lanes that still have to deregister it */
+    uint32_t undone;     /* lanes that still have to deregister it, and copies that have to end */
     bool abandoned;      /* no one waits for its end: the last lane frees it */
     struct weft__op *op; /* temporary one: the op that waits for its end */
     struct {
@@ -55,6 +62,11 @@ void weft__reg_shut(struct weft__reg *reg);
 void weft__reg_discard(struct weft__endpoint *ep, struct weft__reg *reg);
 /* One lane has deregistered it. Endpoint lock held. */
 void weft__reg_lane_done(struct weft__reg *reg);
+/* A copy for a peer touches it, or does so no more. Endpoint lock held. */
+void weft__reg_serve(struct weft__reg *reg);
+void weft__reg_served(struct weft__reg *reg);
+/* That of no processor's memory with this key, temporary or not; or NULL. Endpoint lock held. */
+struct weft__reg *weft__apart_find(struct weft__endpoint *ep, uint64_t key);
 /* n bytes at addr are inside len bytes at base. */
 static inline bool weft__contains(uint64_t base, uint64_t len, uint64_t addr, uint64_t n)
 {
@@ -68,8 +80,10 @@ static inline bool weft__reg_contains(const struct weft__reg *reg, const void *a
 
 /* The shared registration with this key, or NULL. Endpoint lock held. */
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key);
-/* 0: a processor reaches what is at addr; WEFT_EUNSUPPORTED: it is a GPU's. */
-int weft__mem_check_host(const struct weft__endpoint *ep, const void *addr);
+/* To *gpu: 1 + the ordinal of the GPU whose memory it is, which is opened, if no processor reaches it; else 0. */
+int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu);
+/* 0: a processor reaches what is at addr; WEFT_EUNSUPPORTED: it is a GPU's, and what is for messages. */
+int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char *what);
 /* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. */
 int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t mem, const void *addr, uint64_t len,
                      struct weft__reg **reg);
@@ -86,11 +100,15 @@ struct weft__remote {
 };
 
 /*
- * The 64 bytes, little-endian: u8 version, u8 access, u16 magic, u32 owner, u64 addr, u64 len,
+ * The 64 bytes, little-endian: u8 version, u8 access and WEFT__STAGED_*, u16 magic, u32 owner, u64 addr, u64 len,
  * u64 key, u32 keys[8]. `key` is what nics with chosen keys go by; those that make their own have a
  * slot each in `keys`, which the other end of a link is told in the handshake.
  */
 #define WEFT__ALL_ACCESS (WEFT_READ | WEFT_WRITE | WEFT_ATOMIC)
+/* With the access: memory that nics with chosen keys, or those that make their own, do not reach. */
+#define WEFT__STAGED_CHOSEN 0x10u
+#define WEFT__STAGED_OWN 0x20u
+#define WEFT__STAGED (WEFT__STAGED_CHOSEN | WEFT__STAGED_OWN)
 #define WEFT__REMOTE_VERSION 1u
 #define WEFT__REMOTE_MAGIC 0x7257u
 
@@ -107,7 +125,7 @@ static inline int weft__remote_check(const struct weft_remote *remote, struct we
     out->addr = weft__le64(at + 8);
     out->len = weft__le64(at + 16);
     out->key = weft__le64(at + 24);
-    bool known = (head & ~(WEFT__ALL_ACCESS << 8)) ==
+    bool known = (head & ~((WEFT__ALL_ACCESS | WEFT__STAGED) << 8)) ==
                  (WEFT__REMOTE_MAGIC << 16 | WEFT__REMOTE_VERSION);
     return known && out->addr + out->len >= out->addr ? 0 : weft__remote_refuse(remote);
 }

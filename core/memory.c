@@ -53,28 +53,61 @@ static void unreg_on_lane(struct weft__reg *reg, struct weft__lane *lane)
     weft__lane_unlock(lane);
 }
 
-static int find_owner(const struct weft__endpoint *ep, struct weft__reg *reg)
+/* Whose memory it is. */
+static int query(const struct weft__endpoint *ep, const void *addr, struct weft_gpu_range *range)
 {
-    struct weft_gpu_range range = {.kind = WEFT_MEM_HOST, .ordinal = -1};
-    int rc = ep->gpu ? ep->gpu->ops->query(reg->addr, &range) : 0;
-    if (rc < 0)
-        return rc;
-    reg->kind = rc ? range.kind : WEFT_MEM_HOST;
-    reg->ordinal = rc ? range.ordinal : -1;
-    return 0;
+    *range = (struct weft_gpu_range){.kind = WEFT_MEM_HOST, .ordinal = -1};
+    int rc = ep->gpu && addr ? ep->gpu->ops->query(addr, range) : 0;
+    return rc < 0 ? rc : 0;
 }
 
-int weft__mem_check_host(const struct weft__endpoint *ep, const void *addr)
+int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu)
 {
     struct weft_gpu_range range;
-    int rc = ep->gpu && addr ? ep->gpu->ops->query(addr, &range) : 0;
-    if (rc <= 0)
+    int rc = query(ep, addr, &range);
+    *gpu = 0;
+    if (rc || range.kind == WEFT_MEM_HOST)
         return rc;
-    return range.kind == WEFT_MEM_HOST
-               ? 0
-               : weft_fail(WEFT_EUNSUPPORTED, "%p is memory of GPU %d of %s, which has to be registered, and "
-                                              "cannot be a message",
+    *gpu = (uint16_t)(1 + range.ordinal);
+    return weft__gpu_need(ep, range.ordinal);
+}
+
+int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char *what)
+{
+    struct weft_gpu_range range;
+    int rc = query(ep, addr, &range);
+    return rc || range.kind == WEFT_MEM_HOST
+               ? rc
+               : weft_fail(WEFT_EUNSUPPORTED,
+                           "%s at %p is memory of GPU %d of %s: it has to be the host's", what,
                            addr, range.ordinal, ep->gpu->name);
+}
+
+static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
+{
+    struct weft_gpu_range range;
+    int rc = query(ep, reg->addr, &range);
+    reg->kind = range.kind;
+    reg->ordinal = range.ordinal;
+    reg->apart = range.kind != WEFT_MEM_HOST;
+    return rc || !reg->apart ? rc : weft__gpu_need(ep, reg->ordinal);
+}
+
+/* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */
+static int reg_on_lanes(struct weft__reg *reg)
+{
+    for (int i = 0; i < reg->ep->nlanes; i++) {
+        struct weft__lane *lane = reg->ep->lanes[i];
+        int rc = reg_on_lane(reg, lane);
+        if (rc && !reg->apart)
+            return rc;
+        if (rc) {
+            reg->unreached |= UINT32_C(1) << i;
+            weft_log(WEFT_LOG_DEBUG, "memory", "%s: memory of GPU %d is staged: %s", lane->device,
+                     reg->ordinal, weft_last_error());
+        }
+    }
+    return 0;
 }
 
 int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t access,
@@ -84,14 +117,20 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     if (!reg)
         return weft_fail(-ENOMEM, "no memory for a registration");
     *reg = (struct weft__reg){.ep = ep, .addr = addr, .len = len, .access = access, .refs = 1};
+    weft_list_init(&reg->in_apart);
     int rc = find_owner(ep, reg);
     if (rc == 0)
         rc = weft_random(&reg->key, sizeof reg->key);
-    for (int i = 0; rc == 0 && i < ep->nlanes; i++)
-        rc = reg_on_lane(reg, ep->lanes[i]);
+    if (rc == 0)
+        rc = reg_on_lanes(reg);
     if (rc) {
         weft__reg_discard(ep, reg);
         return rc;
+    }
+    if (reg->apart) {
+        pthread_mutex_lock(&ep->lock);
+        weft_list_push(&ep->aparts, &reg->in_apart);
+        pthread_mutex_unlock(&ep->lock);
     }
     *out = reg;
     return 0;
@@ -101,13 +140,20 @@ void weft__reg_discard(struct weft__endpoint *ep, struct weft__reg *reg)
 {
     for (int i = 0; i < ep->nlanes; i++)
         unreg_on_lane(reg, ep->lanes[i]);
+    if (reg->apart) {
+        pthread_mutex_lock(&ep->lock);
+        weft_list_remove(&reg->in_apart);
+        pthread_mutex_unlock(&ep->lock);
+    }
     free(reg);
 }
 
 void weft__reg_shut(struct weft__reg *reg)
 {
     struct weft__endpoint *ep = reg->ep;
-    reg->undone = (uint32_t)ep->nlanes;
+    weft_list_remove(&reg->in_apart);
+    reg->shut = true;
+    reg->undone = (uint32_t)ep->nlanes + reg->serving;
     for (int i = 0; i < ep->nlanes; i++) {
         reg->on[i].work.kind = WEFT__WORK_DEREG;
         weft__lane_push(ep->lanes[i], &reg->on[i].work);
@@ -127,6 +173,28 @@ void weft__reg_lane_done(struct weft__reg *reg)
         free(reg);
     }
     weft__changed(ep);
+}
+
+void weft__reg_serve(struct weft__reg *reg)
+{
+    reg->serving++;
+}
+
+void weft__reg_served(struct weft__reg *reg)
+{
+    reg->serving--;
+    if (reg->shut)
+        weft__reg_lane_done(reg);
+}
+
+struct weft__reg *weft__apart_find(struct weft__endpoint *ep, uint64_t key)
+{
+    for (struct weft_list *at = ep->aparts.next; at != &ep->aparts; at = at->next) {
+        struct weft__reg *reg = WEFT_LIST_OF(at, struct weft__reg, in_apart);
+        if (reg->key == key)
+            return reg;
+    }
+    return NULL;
 }
 
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key)
@@ -351,7 +419,8 @@ int weft__remote_refuse(const struct weft_remote *remote)
 {
     const uint8_t *at = remote->bytes;
     uint64_t addr = weft__le64(at + 8), len = weft__le64(at + 16);
-    if (weft__le32(at) >> 16 != WEFT__REMOTE_MAGIC || at[1] & ~WEFT__ALL_ACCESS || addr + len < addr)
+    if (weft__le32(at) >> 16 != WEFT__REMOTE_MAGIC || at[1] & ~(WEFT__ALL_ACCESS | WEFT__STAGED) ||
+        addr + len < addr)
         return weft_fail(WEFT_EPROTO, "these 64 bytes are not a remote");
     return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u", at[0],
                      WEFT__REMOTE_VERSION);
@@ -365,9 +434,13 @@ void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t 
                              .key = reg->key,
                              .access = reg->access,
                              .owner = weft__owner_id(reg->ep->uuid)};
-    for (int i = 0; i < reg->ep->nlanes; i++)
-        if (reg->ep->lanes[i]->key_slot >= 0)
-            r.keys[reg->ep->lanes[i]->key_slot] = (uint32_t)reg->on[i].handle.rkey;
+    for (int i = 0; i < reg->ep->nlanes; i++) {
+        int slot = reg->ep->lanes[i]->key_slot;
+        if (reg->unreached >> i & 1)
+            r.access |= slot < 0 ? WEFT__STAGED_CHOSEN : WEFT__STAGED_OWN;
+        else if (slot >= 0)
+            r.keys[slot] = (uint32_t)reg->on[i].handle.rkey;
+    }
     encode(&r, remote);
 }
 
@@ -395,7 +468,8 @@ int weft_remote_parse(const struct weft_remote *remote, struct weft_remote_info 
         return weft_fail(-EINVAL, "weft_remote_parse: an argument is NULL");
     int rc = weft__remote_decode(remote, &r);
     if (rc == 0)
-        *info = (struct weft_remote_info){.addr = r.addr, .len = r.len, .access = r.access};
+        *info = (struct weft_remote_info){
+            .addr = r.addr, .len = r.len, .access = r.access & WEFT__ALL_ACCESS};
     return rc;
 }
 

@@ -16,6 +16,7 @@
 #include "match.h"
 #include "op.h"
 #include "progress.h"
+#include "stage.h"
 #include "stripe.h"
 #include "util.h"
 
@@ -44,7 +45,8 @@ _Static_assert(sizeof(struct wire) == WEFT__MSG_HEAD, "no padding");
 static bool is_answer(uint8_t type)
 {
     return type == WEFT__MSG_TAKEN || type == WEFT__MSG_RESULT || type == WEFT__MSG_ADDED ||
-           type == WEFT__MSG_LINK_GONE;
+           type == WEFT__MSG_LINK_GONE || type == WEFT__MSG_STAGE_AREA ||
+           type == WEFT__MSG_STAGE_COPIED;
 }
 
 /* The first message of a stream in the queue that has a cap and no header yet. */
@@ -321,6 +323,14 @@ static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const
         return weft__link_lost_arrived(conn, h->index);
     case WEFT__MSG_LINK_GONE:
         return weft__link_gone_arrived(conn, h->index);
+    case WEFT__MSG_STAGE_OPEN:
+        return weft__stage_open_arrived(conn, len);
+    case WEFT__MSG_STAGE_AREA:
+        return weft__stage_area_arrived(conn, body, len);
+    case WEFT__MSG_STAGE_COPY:
+        return weft__stage_copy_arrived(conn, body, len);
+    case WEFT__MSG_STAGE_COPIED:
+        return weft__stage_copied_arrived(conn, body, len);
     case WEFT__MSG_TYPES:
         break;
     }

@@ -15,14 +15,18 @@ struct weft__piece;
 struct weft__wr;
 
 enum weft__msg_type {
-    WEFT__MSG_EAGER = 1, /* a user's message, payload follows */
-    WEFT__MSG_LARGE,     /* a user's message, remotes of its payload follow */
-    WEFT__MSG_TAKEN,     /* only for the counts in the header */
-    WEFT__MSG_RESULT,    /* how a message that is not covered by the counts ended */
-    WEFT__MSG_ADD,       /* emulated ADD64 */
-    WEFT__MSG_ADDED,     /* its answer */
-    WEFT__MSG_LINK_LOST, /* my end of a link is closed; close yours */
-    WEFT__MSG_LINK_GONE, /* answer: mine is closed too, nothing of it will land any more */
+    WEFT__MSG_EAGER = 1,    /* a user's message, payload follows */
+    WEFT__MSG_LARGE,        /* a user's message, remotes of its payload follow */
+    WEFT__MSG_TAKEN,        /* only for the counts in the header */
+    WEFT__MSG_RESULT,       /* how a message that is not covered by the counts ended */
+    WEFT__MSG_ADD,          /* emulated ADD64 */
+    WEFT__MSG_ADDED,        /* its answer */
+    WEFT__MSG_LINK_LOST,    /* my end of a link is closed; close yours */
+    WEFT__MSG_LINK_GONE,    /* answer: mine is closed too, nothing of it will land any more */
+    WEFT__MSG_STAGE_OPEN,   /* memory of yours is staged: give me an area */
+    WEFT__MSG_STAGE_AREA,   /* answer: this one, or why not */
+    WEFT__MSG_STAGE_COPY,   /* copy between a slot of it and memory of yours */
+    WEFT__MSG_STAGE_COPIED, /* answer: done, or why not */
     WEFT__MSG_TYPES
 };
 

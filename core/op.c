@@ -15,6 +15,7 @@
 #include "mem.h"
 #include "msg.h"
 #include "progress.h"
+#include "stage.h"
 #include "stripe.h"
 #include "util.h"
 
@@ -165,7 +166,7 @@ static WEFT__APART void free_memory(struct weft__op *op)
 
 static inline void free_parts(struct weft__op *op)
 {
-    if (op->kind != WEFT__OP_FETCH) /* its parent holds the registrations */
+    if (!op->on_end) /* else another op holds the registrations */
         for (size_t i = 0; i < op->npieces; i++)
             if (op->pieces[i].reg)
                 op->pieces[i].reg->users--;
@@ -286,6 +287,8 @@ static void leave_queue(struct weft__op *op)
 {
     if (op->where == WEFT__AT_TODO)
         weft__opq_remove(&op->conn->todo, op);
+    else if (op->where == WEFT__AT_STAGED)
+        weft__stage_leave(op);
     else
         weft__match_cancel(op);
 }
@@ -308,5 +311,7 @@ void weft__op_cancel(struct weft__op *op)
     op->pending++;
     weft__stripe_drop(conn, op, WEFT_ECANCELED, NULL);
     leave_queue(op);
+    if (op->staged)
+        weft__stage_cancel(op);
     weft__op_unpend(op);
 }

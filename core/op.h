@@ -15,6 +15,7 @@
 struct weft__arrival;
 struct weft__conn;
 struct weft__endpoint;
+struct weft__lot;
 struct weft__rec;
 struct weft__reg;
 
@@ -26,6 +27,8 @@ struct weft__piece {
     uint64_t rkey;         /* chosen key */
     uint32_t rkeys[WEFT__KEYS]; /* of nics that make their own, by key slot */
     struct weft__reg *reg; /* local registration, or NULL */
+    uint16_t gpu;          /* local memory that no processor reaches: 1 + its GPU; else 0 */
+    uint8_t far;           /* WEFT__STAGED_* of the remote */
 };
 
 enum weft__op_kind {
@@ -39,10 +42,11 @@ enum weft__op_kind {
 };
 
 enum weft__op_where {
-    WEFT__AT_NONE,  /* in no queue */
-    WEFT__AT_TODO,  /* conn->todo: pieces left to assign */
-    WEFT__AT_SENDQ, /* conn->stream[].sendq: message not sent yet */
-    WEFT__AT_RECVQ  /* conn->recvq: receive not matched yet */
+    WEFT__AT_NONE,   /* in no queue */
+    WEFT__AT_TODO,   /* conn->todo: pieces left to assign */
+    WEFT__AT_STAGED, /* conn->stage.ops: pieces left to cut into lots */
+    WEFT__AT_SENDQ,  /* conn->stream[].sendq: message not sent yet */
+    WEFT__AT_RECVQ   /* conn->recvq: receive not matched yet */
 };
 
 /* What every operation uses comes first: of many under way, the fewer cache lines the better. */
@@ -65,6 +69,8 @@ struct weft__op {
     bool large;      /* message goes by rendezvous */
     bool urgent;     /* a blocking caller waits for the peer to take the message */
     bool more;       /* the caller promised another operation at once */
+    bool staged;     /* pieces of GPUs: nics may not reach them */
+    bool cutting;    /* into lots */
     enum weft__op_where where;
     int status;       /* 0: text says nothing */
     uint32_t pending; /* wrs, messages and deregistrations that have not ended */
@@ -78,6 +84,7 @@ struct weft__op {
     void *bounce;          /* contiguous copy of a message in too many pieces */
     struct weft__rec *rec; /* the message as the sender remembers it */
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
+    struct weft__lot *lot;               /* internal: the lot that it moves */
 
     struct weft__piece one;
     struct weft__op *qprev, *qnext; /* the queue that `where` names; qnext: also the free ones */

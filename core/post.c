@@ -7,6 +7,7 @@
 #include "mem.h"
 #include "msg.h"
 #include "op.h"
+#include "stage.h"
 #include "stripe.h"
 #include "util.h"
 
@@ -88,6 +89,7 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
         return weft_fail(WEFT_EKEY, "remote[%zu] belongs to another endpoint than the peer", i);
     piece->raddr = r.addr + offset;
     piece->rkey = r.key;
+    piece->far = r.access & WEFT__STAGED;
     weft__remote_keys(&x->remote[i], piece->rkeys);
     return 0;
 }
@@ -97,21 +99,29 @@ static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
                     const struct weft_local *local, size_t i)
 {
     piece->reg = NULL;
+    piece->gpu = 0;
     if (!local[i].mem)
         return 0;
     if (i > 0 && local[i].mem == local[i - 1].mem &&
         weft__reg_contains(piece[-1].reg, piece->addr, piece->len)) {
         piece->reg = piece[-1].reg;
+        piece->gpu = piece[-1].gpu;
         return 0;
     }
     int rc = weft__mem_reg_of(ep, local[i].mem, piece->addr, piece->len, &piece->reg);
-    return rc ? weft_fail(rc, "local[%zu]: %s", i, weft_last_error()) : 0;
+    if (rc)
+        return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
+    if (piece->reg->apart)
+        piece->gpu = (uint16_t)(1 + piece->reg->ordinal);
+    return 0;
 }
 
+/* gpus: of local pieces without a mem, as weft__mem_gpu has it; NULL: all are the host's. */
 static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
-                      size_t i)
+                      const uint16_t *gpus, size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
+    piece->far = 0;
     if (i < x->nlocal) {
         piece->addr = x->local[i].addr;
         piece->len = x->local[i].len;
@@ -120,8 +130,11 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
             rc = fill_reg(piece, conn->ep, x->local, i);
         if (rc)
             return rc;
+        if (gpus && gpus[i])
+            piece->gpu = gpus[i];
     } else {
         piece->reg = NULL;
+        piece->gpu = 0;
         piece->addr = NULL;
         piece->len = sizeof(uint64_t); /* ADD */
     }
@@ -131,11 +144,13 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
     if (piece->reg)
         piece->reg->users++;
     op->total += piece->len;
+    op->staged |= piece->gpu || piece->far;
     return 0;
 }
 
 /* Endpoint lock held. */
-static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
+static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
+                const uint16_t *gpus)
 {
     size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
     op->pieces = &op->one;
@@ -144,7 +159,7 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
     if (!op->pieces)
         return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
     for (size_t i = 0; i < n; op->npieces = ++i) {
-        int rc = fill_piece(op, conn, x, i);
+        int rc = fill_piece(op, conn, x, gpus, i);
         if (rc)
             return rc;
     }
@@ -156,6 +171,8 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
 
 /* What is prepared before the endpoint lock is taken: copies and temporary registrations. */
 struct parts {
+    uint16_t *
+        gpus; /* of the local pieces, as weft__mem_gpu has it; NULL: all are the host's, or in mems */
     void *notify, *bounce;
     struct weft__piece message;
     struct weft__reg **regs;
@@ -167,9 +184,31 @@ static void parts_undo(struct weft__endpoint *ep, struct parts *p)
 {
     for (size_t i = 0; i < p->nregs; i++)
         weft__reg_discard(ep, p->regs[i]);
+    free(p->gpus);
     free(p->regs);
     free(p->notify);
     free(p->bounce);
+}
+
+/* Whose memory the local pieces are. That of mems is known; a message's payload is needed before mems are looked up. */
+static int find_gpus(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+{
+    int rc = x->notify ? weft__mem_check_host(ep, x->notify, "a notification") : 0;
+    if (rc == 0 && x->result)
+        rc = weft__mem_check_host(ep, x->result, "the result of an ADD");
+    for (size_t i = 0; rc == 0 && i < x->nlocal; i++) {
+        uint16_t gpu = 0;
+        if (x->local[i].len && (x->op == WEFT_XFER_SEND || !x->local[i].mem))
+            rc = weft__mem_gpu(ep, x->local[i].addr, &gpu);
+        if (gpu && rc == 0 && !p->gpus) {
+            p->gpus = calloc(x->nlocal, sizeof *p->gpus);
+            if (!p->gpus)
+                return weft_fail(-ENOMEM, "no memory for %zu pieces", x->nlocal);
+        }
+        if (gpu)
+            p->gpus[i] = gpu;
+    }
+    return rc;
 }
 
 static int add_reg(struct weft__endpoint *ep, struct parts *p, void *addr, uint64_t len)
@@ -181,17 +220,21 @@ static int add_reg(struct weft__endpoint *ep, struct parts *p, void *addr, uint6
 }
 
 /* A large message of many pieces is copied into one. */
-static int make_bounce(struct parts *p, const struct weft_xfer *x, uint64_t total)
+static int make_bounce(struct weft__endpoint *ep, struct parts *p, const struct weft_xfer *x,
+                       uint64_t total)
 {
+    int rc = 0;
     p->bounce = malloc(total);
     if (!p->bounce)
         return weft_fail(-ENOMEM, "no memory to gather %llu bytes", (unsigned long long)total);
     uint8_t *at = p->bounce;
-    for (size_t i = 0; i < x->nlocal; at += x->local[i].len, i++)
-        if (x->local[i].len)
+    for (size_t i = 0; rc == 0 && i < x->nlocal; at += x->local[i].len, i++)
+        if (p->gpus && p->gpus[i])
+            rc = weft__gpu_copy_now(ep, p->gpus[i] - 1, at, x->local[i].addr, x->local[i].len);
+        else if (x->local[i].len)
             memcpy(at, x->local[i].addr, x->local[i].len);
     p->message = (struct weft__piece){.addr = p->bounce, .len = total};
-    return 0;
+    return rc;
 }
 
 static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
@@ -205,7 +248,8 @@ static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, st
         total += x->local[i].len;
         pieces += x->local[i].len != 0;
     }
-    p->large = total > ep->eager;
+    p->large = total > ep->eager ||
+               p->gpus; /* what no processor reaches is fetched, however short */
     if (!p->large)
         return 0;
     bool gather = pieces > WEFT__MAX_REMOTES;
@@ -213,7 +257,7 @@ static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, st
     if (!p->regs)
         return weft_fail(-ENOMEM, "no memory for %zu registrations", pieces);
     if (gather) {
-        int rc = make_bounce(p, x, total);
+        int rc = make_bounce(ep, p, x, total);
         return rc ? rc : add_reg(ep, p, p->bounce, total);
     }
     int rc = 0;
@@ -241,11 +285,11 @@ static int prepare_notify(struct weft__endpoint *ep, const struct weft_xfer *x, 
 
 static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
 {
-    int rc = 0;
     *p = (struct parts){0};
-    if (x->op == WEFT_XFER_SEND)
+    int rc = ep->gpu_apart ? find_gpus(ep, x, p) : 0;
+    if (rc == 0 && x->op == WEFT_XFER_SEND)
         rc = prepare_send(ep, x, p);
-    else if (x->notify)
+    else if (rc == 0 && x->notify)
         rc = prepare_notify(ep, x, p);
     if (rc)
         parts_undo(ep, p);
@@ -271,6 +315,8 @@ static void start(struct weft__conn *conn, struct weft__op *op)
         weft__match_send(op);
     else if (op->kind == WEFT__OP_RECV)
         weft__match_recv(op);
+    else if (op->staged && op->kind != WEFT__OP_ADD)
+        weft__stage_start(conn, op);
     else
         weft__stripe_start(conn, op);
 }
@@ -284,7 +330,7 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");
-    int rc = fill(op, conn, x);
+    int rc = fill(op, conn, x, p ? p->gpus : NULL);
     if (rc) {
         weft__op_free(op);
         return rc;
@@ -299,24 +345,10 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     return 0;
 }
 
-/* Memory of GPUs is moved by nics alone, which have to know it: nothing is staged. */
-static int check_gpus(const struct weft__endpoint *ep, const struct weft_xfer *x)
-{
-    bool message = x->op == WEFT_XFER_SEND || x->op == WEFT_XFER_RECV;
-    int rc = x->notify ? weft__mem_check_host(ep, x->notify) : 0;
-    for (size_t i = 0; rc == 0 && i < x->nlocal; i++)
-        if (message || !x->local[i].mem)
-            rc = weft__mem_check_host(ep, x->local[i].addr);
-    return rc;
-}
-
 static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
-    int bad = conn->ep->gpu_apart ? check_gpus(conn->ep, x) : 0;
-    if (bad)
-        return bad;
-    if (x->op == WEFT_XFER_SEND || x->notify) {
+    if (x->op == WEFT_XFER_SEND || x->notify || conn->ep->gpu_apart) {
         p = &parts;
         int rc = prepare(conn->ep, x, p);
         if (rc)
@@ -328,6 +360,8 @@ static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
     weft__post_unlock(conn, lane, more);
     if (rc && p)
         parts_undo(conn->ep, p);
+    else if (p)
+        free(p->gpus);
     return rc;
 }
 

@@ -108,6 +108,10 @@ static int drive(struct weft__endpoint *ep, int first, int step)
     int n = 0;
     for (int i = first; i < ep->nlanes; i += step)
         n += weft__lane_progress(ep->lanes[i]);
+    if (first == 0)
+        n += weft__copier_progress(ep, &ep->copier);
+    else
+        weft__copier_kick(ep, &ep->copier);
     if (first == 0 && boot_due(ep, n))
         n += drive_boot(ep);
     if (n)
@@ -169,6 +173,8 @@ int weft__progress(struct weft__endpoint *ep)
 
 static void disarm(struct weft__endpoint *ep, int first, int step, int upto)
 {
+    if (first == 0)
+        weft__copier_disarm(&ep->copier);
     for (int i = first; i < upto; i += step)
         weft__lane_disarm(ep->lanes[i]);
 }
@@ -196,6 +202,10 @@ static bool sleep_on(struct weft__endpoint *ep, int first, int step, uint64_t de
     uint64_t limit = LONGEST_SLEEP_NS;
     bool blind = false;
     int i;
+    if (first == 0 && !weft__copier_arm(&ep->copier)) {
+        sched_yield(); /* copies run: nothing but asking tells of their end */
+        return false;
+    }
     for (i = first; i < ep->nlanes; i += step) {
         int fd = weft__lane_arm(ep->lanes[i]);
         if (fd == WEFT_EAGAIN) {

@@ -19,6 +19,7 @@
 #include "mem.h"
 #include "msg.h"
 #include "op.h"
+#include "stage.h"
 #include "util.h"
 
 #include <errno.h>
@@ -237,7 +238,8 @@ void weft__stripe_fill(struct weft__conn *conn)
         struct weft__link *link = exhausted(op) ? NULL : pick_for(conn, op);
         if (!link && !exhausted(op))
             return;
-        if (link && op->kind == WEFT__OP_ADD && !adds_itself(conn->ep, link->lane->nic)) {
+        if (link && op->kind == WEFT__OP_ADD &&
+            (!adds_itself(conn->ep, link->lane->nic) || weft__stage_far(conn, op->pieces))) {
             /* the peer keeps answers for so many; added_arrived goes on */
             if (conn->nadds >= WEFT__WINDOW || add_by_message(op))
                 return; /* or the conn is down, and the op with it */
@@ -381,19 +383,27 @@ void weft__stripe_drop(struct weft__conn *conn, const struct weft__op *op, int s
 
 /* --- the peer's side of an addition by message ----------------------------------------------- */
 
-static int do_add(struct weft__endpoint *ep, uint64_t addr, uint64_t key, uint64_t value,
-                  uint64_t *old)
+static int do_add(struct weft__reg *reg, uint64_t addr, uint64_t value, uint64_t *old)
 {
-    struct weft__reg *reg = weft__reg_find(ep, key);
-    if (!reg)
-        return WEFT_EKEY;
     uint64_t base = (uintptr_t)reg->addr;
     if (addr < base || addr - base > reg->len || reg->len - (addr - base) < 8 || addr % 8)
         return WEFT_EBOUNDS;
     if (!(reg->access & WEFT_ATOMIC))
         return WEFT_EACCESS;
-    *old = __atomic_fetch_add((uint64_t *)(uintptr_t)addr, value, __ATOMIC_SEQ_CST);
+    if (!reg->apart)
+        *old = __atomic_fetch_add((uint64_t *)(uintptr_t)addr, value, __ATOMIC_SEQ_CST);
     return 0;
+}
+
+int weft__add_answer(struct weft__conn *conn, uint64_t id, int status, uint64_t old)
+{
+    uint8_t answer[20];
+    struct weft__writer w = {answer, answer + sizeof answer, false};
+    weft__put_u64(&w, id);
+    weft__put_u32(&w, (uint32_t)status);
+    weft__put_u64(&w, old);
+    struct weft__msg_head head = {.type = WEFT__MSG_ADDED};
+    return weft__msg_post(conn, &head, answer, sizeof answer);
 }
 
 int weft__add_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
@@ -403,14 +413,11 @@ int weft__add_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
     uint64_t value = weft__get_u64(&r), old = 0;
     if (r.bad || r.at != r.end)
         return WEFT_EPROTO;
-    int status = do_add(conn->ep, addr, key, value, &old);
-    uint8_t answer[20];
-    struct weft__writer w = {answer, answer + sizeof answer, false};
-    weft__put_u64(&w, id);
-    weft__put_u32(&w, (uint32_t)status);
-    weft__put_u64(&w, old);
-    struct weft__msg_head head = {.type = WEFT__MSG_ADDED};
-    return weft__msg_post(conn, &head, answer, sizeof answer);
+    struct weft__reg *reg = weft__reg_find(conn->ep, key);
+    int status = reg ? do_add(reg, addr, value, &old) : WEFT_EKEY;
+    if (status == 0 && reg->apart)
+        return weft__serve_add(conn, id, reg, addr, value);
+    return weft__add_answer(conn, id, status, old);
 }
 
 int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)

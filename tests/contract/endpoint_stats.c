@@ -52,7 +52,8 @@ static void messages_are_counted_on_both_sides(void **state)
     weft_op_t recv = duo_recv(d, B, 0, far, 0, BIG);
     duo_wait(d, A, duo_send(d, A, 0, near, 0, BIG), 0);
     duo_wait(d, B, recv, 0);
-    WEFT_OK(weft_notify(d->conn, near.addr, 50, T));
+    char text[50] = {0};
+    WEFT_OK(weft_notify(d->conn, text, sizeof text, T));
     struct weft_notif notif;
     WEFT_OK(weft_endpoint_notif(d->b.endpoint, T, &notif));
     weft_notif_free(&notif);
@@ -62,7 +63,8 @@ static void messages_are_counted_on_both_sides(void **state)
     assert_int_equal(a.msgs_received | a.bytes_received, 0);
     assert_int_equal(b.msgs_received, 3);
     assert_int_equal(b.bytes_received, 150 + BIG);
-    assert_int_equal(b.msgs_large, 1);
+    assert_int_equal(b.msgs_large,
+                     test_memory(A) < 0 ? 1 : 2); /* a GPU's is fetched, however short */
     assert_int_equal(b.msgs_unexpected, 1);
     assert_int_equal(b.msgs_sent | b.bytes_sent, 0);
 }

@@ -160,31 +160,6 @@ static void shared_memory_that_cannot_be_opened(void **state)
     OPS->close(gpu);
 }
 
-/* An endpoint knows memory that somebody else has allocated, says what it cannot do with it, and touches none. */
-static void endpoints_leave_it_alone(void **state)
-{
-    (void)state;
-    struct weft_gpu *gpu = open_with("dmabuf=1");
-    weft_endpoint_t a, b;
-    weft_conn_t conn, other;
-    weft_mem_t mem;
-    void *addr;
-    WEFT_OK(OPS->alloc(gpu, 65536, &addr));
-    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "local", .gpu = "cuda"), &a));
-    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "local", .gpu = "cuda"), &b));
-    duo_join(a, b, &conn, &other);
-    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_mem_reg(a, addr, 65536, NULL, &mem));
-    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_send(conn, addr, 64, TEST_DEADLINE_MS));
-    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_send(conn, addr, 65536, TEST_DEADLINE_MS));
-    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_recv(conn, addr, 64, TEST_DEADLINE_MS));
-    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_notify(conn, addr, 64, TEST_DEADLINE_MS));
-    CHECK(strstr(weft_last_error(), "memory of GPU 0 of cuda"), "'%s'", weft_last_error());
-    WEFT_OK(weft_endpoint_close(a));
-    WEFT_OK(weft_endpoint_close(b));
-    OPS->free(gpu, addr);
-    OPS->close(gpu);
-}
-
 /* The setting of a library that is in use cannot be changed, and nobody asks it again. */
 static void the_driver_stays(void **state)
 {
@@ -208,7 +183,6 @@ int main(void)
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),
-        cmocka_unit_test(endpoints_leave_it_alone),
         cmocka_unit_test(the_driver_stays),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

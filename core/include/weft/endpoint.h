@@ -204,8 +204,9 @@ struct weft_mem_opts {
 };
 
 /*
- * Register memory: host memory, or a GPU's (found by asking the endpoint's GPU backend; WEFT_EUNSUPPORTED
- * unless all its nics reach such memory). It stays the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
+ * Register memory: host memory, or a GPU's (found by asking the endpoint's GPU backend). What a nic does not reach goes
+ * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. It stays
+ * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
  * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a
  * peer's operation gets to it ends that operation with -EFAULT, or the conn.
@@ -273,8 +274,8 @@ struct weft_local {
 /*
  * One operation. The struct and its arrays may be reused when weft_post returns; the memory that
  * local describes is Weft's until the operation is done, and so are the bytes of a RECV's buffer.
- * Memory of a GPU has to be registered, and cannot be that of a SEND, a RECV or a notification:
- * WEFT_EUNSUPPORTED.
+ * All of it may be memory of GPUs, registered or not, but for `notify` and `result`, which are the host's:
+ * WEFT_EUNSUPPORTED. What a kernel is still writing is not waited for: synchronise before.
  */
 struct weft_xfer {
     size_t struct_size;

@@ -34,10 +34,11 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay;
+    unsigned devices, init, dmabuf, lost_after, delay, pins;
     size_t memory;
 };
-static const struct settings preset = {.devices = 1, .dmabuf = 1, .delay = 2, .memory = (size_t)1 << 30};
+static const struct settings preset = {
+    .devices = 1, .dmabuf = 1, .delay = 2, .pins = 64, .memory = (size_t)1 << 30};
 static struct settings set;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,26 +53,31 @@ static __thread unsigned depth;
 
 static void read_settings(void)
 {
-    set = preset;
+    struct settings now = preset;
     char *copy = strdup(getenv("FAKE_CUDA") ? getenv("FAKE_CUDA") : ""), *save = NULL;
     for (char *item = strtok_r(copy, ",", &save); item; item = strtok_r(NULL, ",", &save)) {
         unsigned long long value = strchr(item, '=') ? strtoull(strchr(item, '=') + 1, NULL, 0) : 0;
         if (!strncmp(item, "devices=", 8))
-            set.devices = (unsigned)value;
+            now.devices = (unsigned)value;
         else if (!strncmp(item, "init=", 5))
-            set.init = (unsigned)value;
+            now.init = (unsigned)value;
         else if (!strncmp(item, "dmabuf=", 7))
-            set.dmabuf = (unsigned)value;
+            now.dmabuf = (unsigned)value;
         else if (!strncmp(item, "memory=", 7))
-            set.memory = value;
+            now.memory = value;
         else if (!strncmp(item, "delay=", 6))
-            set.delay = (unsigned)value;
+            now.delay = (unsigned)value;
+        else if (!strncmp(item, "pins=", 5))
+            now.pins = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
-            set.lost_after = (unsigned)value;
+            now.lost_after = (unsigned)value;
         else
             fprintf(stderr, "fake cuda: there is no setting %s\n", item);
     }
     free(copy);
+    pthread_mutex_lock(&lock);
+    set = now;
+    pthread_mutex_unlock(&lock);
 }
 
 int cuInit(unsigned flags)
@@ -442,9 +448,9 @@ int cuEventQuery(cuda_event_t event)
 
 static int pin(void *host, void *was)
 {
-    int rc = CUDA_EINVAL;
+    int rc = was ? CUDA_EINVAL : CUDA_ENOMEM;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < sizeof pinned / sizeof *pinned && rc; i++)
+    for (size_t i = 0; i < (was ? sizeof pinned / sizeof *pinned : set.pins) && rc; i++)
         if (pinned[i] == was) {
             pinned[i] = host;
             rc = CUDA_OK;
@@ -462,6 +468,18 @@ int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 int cuMemHostUnregister(void *host)
 {
     return pin(NULL, host) ? NOT_REGISTERED : CUDA_OK;
+}
+
+__attribute__((visibility("default"))) int fake_cuda_pinned(void);
+
+int fake_cuda_pinned(void)
+{
+    int n = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
+        n += pinned[i] != NULL;
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that a nic does not reach goes through pinned memory of the host, at one end or at both: stage.c cuts a WRITE or
+ * READ into lots and moves them, stage_serve.c copies for peers.
+ */
+#ifndef WEFT_CORE_STAGE_H
+#define WEFT_CORE_STAGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "mem.h"
+#include "op.h"
+#include "weft/list.h"
+
+struct weft__area;
+struct weft__conn;
+struct weft__endpoint;
+struct weft__reg;
+
+/* Pieces of a lot, which its message names: 24 bytes each. */
+#define WEFT__LOT_PIECES 128
+
+/* The peer's area, which this end uses as it likes. */
+enum weft__far_state { WEFT__FAR_NONE, WEFT__FAR_ASKED, WEFT__FAR_THERE };
+
+/* What a conn has of it. Endpoint lock. */
+struct weft__stage {
+    struct weft__opq ops;  /* with pieces left to cut */
+    struct weft_list lots; /* under way */
+    uint32_t next_lot;
+    struct weft__area *near; /* while there is something under way, or to cut */
+    bool near_wanted;
+    uint64_t near_used; /* slots, as bits */
+    enum weft__far_state far_state;
+    struct weft__remote far;
+    uint64_t far_bytes, far_used; /* of a slot; slots, as bits */
+    int far_slots;
+    /* for the peer: */
+    struct weft__area *landing;
+    bool landing_wanted;
+    uint64_t landing_used; /* slots that are being copied from or to, as bits */
+    uint32_t serving;      /* copies, of lots and of additions */
+    bool told;             /* one has failed: once is enough for the log */
+};
+
+/* All with the endpoint lock held. */
+void weft__stage_init(struct weft__stage *stage);
+/* A WRITE, a READ or a FETCH that has memory of a GPU at one end (op->staged): as its nics can. */
+void weft__stage_start(struct weft__conn *conn, struct weft__op *op);
+void weft__stage_fill(struct weft__conn *conn);
+/* A processor does not put bytes there by itself: those of a short message into the pieces of its RECV. */
+int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len);
+/* No more of it is cut into lots. */
+void weft__stage_leave(struct weft__op *op);
+/* The op is canceled: it does not wait for what does not touch its memory. */
+void weft__stage_cancel(struct weft__op *op);
+void weft__stage_down(struct weft__conn *conn);
+/* An area was made (weft__area_get), or could not be. */
+void weft__stage_area(struct weft__endpoint *ep, int status, const char *why);
+/* Does the peer of this conn have to copy what is named by this piece? */
+bool weft__stage_far(const struct weft__conn *conn, const struct weft__piece *piece);
+
+/* Messages. 0, or a code that takes the conn down. */
+int weft__stage_area_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
+int weft__stage_copied_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
+
+/* --- stage_serve.c --- */
+
+int weft__stage_open_arrived(struct weft__conn *conn, size_t len);
+int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
+/* An area for a conn's peer, or why there is none. */
+void weft__serve_area(struct weft__conn *conn, struct weft__area *area, int status);
+/* The conn is down: its area, once nothing is copied. */
+void weft__serve_down(struct weft__conn *conn);
+/* An addition to a word that no processor reaches, one at a time; weft__add_answer tells its end. */
+int weft__serve_add(struct weft__conn *conn, uint64_t id, struct weft__reg *reg, uint64_t addr,
+                    uint64_t value);
+
+#endif

@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Staging of memory that a nic does not reach, when something fails, ends, or means no good: over tcp and the double of a
+ * GPU's driver, whose copies end when they are asked for often enough.
+ */
+#include "bare_peer.h"
+#include "contract/duo.h"
+
+#include <pthread.h>
+
+#include "conn.h"
+#include "endpoint.h"
+#include "mem.h"
+#include "stage.h"
+#include "util.h"
+
+#define T TEST_DEADLINE_MS
+#define LEN ((size_t)3 << 20)
+
+int cuInit(unsigned flags);
+int fake_cuda_pinned(void);
+
+/* The driver reads its settings whenever it is started. */
+static void driver(const char *settings)
+{
+    setenv("FAKE_CUDA", settings, 1);
+    assert_int_equal(cuInit(0), 0);
+}
+
+/* Two endpoints, and a conn. */
+struct two {
+    weft_endpoint_t a, b;
+    weft_conn_t conn, other;
+    struct test_mem near, far; /* of A and B: GPUs, unless they are the host's */
+    weft_mem_t near_mem, far_mem;
+    struct weft_remote remote; /* far */
+};
+
+static weft_endpoint_t endpoint(const char *gpu)
+{
+    weft_endpoint_t ep;
+    WEFT_OK(weft_endpoint_open(
+        WEFT_OPTS(weft_endpoint_opts, .transport = "tcp", .gpu = gpu, .progress_threads = 1),
+        &ep));
+    return ep;
+}
+
+static weft_mem_t reg(weft_endpoint_t ep, void *addr, size_t len)
+{
+    weft_mem_t mem;
+    WEFT_OK(weft_mem_reg(ep, addr, len, NULL, &mem));
+    return mem;
+}
+
+static void two_open(struct two *t, const char *settings, int near, int far)
+{
+    *t = (struct two){0};
+    driver(settings);
+    t->a = endpoint(near < 0 ? "host" : "cuda");
+    t->b = endpoint("cuda");
+    duo_join(t->a, t->b, &t->conn, &t->other);
+    test_mem_open_on(&t->near, LEN, 1, near);
+    test_mem_open_on(&t->far, LEN, 3, far);
+    t->near_mem = reg(t->a, t->near.at, LEN);
+    t->far_mem = reg(t->b, t->far.at, LEN);
+    WEFT_OK(weft_mem_advertise(t->far_mem, t->far.at, LEN, &t->remote));
+    test_fill(t->near.at, LEN, 1, 0);
+}
+
+static void two_close(struct two *t)
+{
+    WEFT_OK(weft_endpoint_close(t->a));
+    WEFT_OK(weft_endpoint_close(t->b));
+    test_mem_close(&t->near);
+    test_mem_close(&t->far);
+    assert_int_equal(fake_cuda_pinned(), 0);
+}
+
+static void works(struct two *t)
+{
+    test_fill(t->near.at, LEN, 1, 0);
+    assert_int_equal(weft_write(t->conn, t->near.at, LEN, &t->remote, 0, T), LEN);
+    assert_true(test_differs(t->far.at, LEN, 1, 0) < 0);
+    test_zero(t->near.at, LEN);
+    assert_int_equal(weft_read(t->conn, t->near.at, LEN, &t->remote, 0, T), LEN);
+    assert_true(test_differs(t->near.at, LEN, 1, 0) < 0);
+}
+
+static struct weft_op_status end_of(weft_op_t op)
+{
+    struct weft_op_status status = {.status = WEFT_EAGAIN};
+    int rc = weft_op_wait(op, T, &status);
+    CHECK(status.status != WEFT_EAGAIN, "deadline: waited for an operation");
+    assert_int_equal(rc, status.status);
+    return status;
+}
+
+static weft_op_t post(struct two *t, enum weft_xfer_op kind)
+{
+    struct weft_local local = {t->near.at, LEN, t->near_mem};
+    weft_op_t op;
+    WEFT_OK(weft_post(t->conn,
+                      WEFT_OPTS(weft_xfer, .op = kind, .local = &local, .nlocal = 1,
+                                .remote = &t->remote, .nremote = 1),
+                      &op));
+    return op;
+}
+
+/* --- what goes where -------------------------------------------------------------------------- */
+
+/* One side has no GPU, and no driver. */
+static void to_and_from_a_side_without_gpus(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "", -1, 0);
+    works(&t);
+    two_close(&t);
+}
+
+/* Pieces of two GPUs and of the host, at both ends, in any order. */
+static void all_kinds_in_one_operation(void **state)
+{
+    (void)state;
+    enum { N = 300, KINDS = 3, STEP = 20000 };
+    struct two t;
+    two_open(&t, "devices=2", 0, 0);
+    struct test_mem near[KINDS], far[KINDS];
+    struct weft_remote remotes[KINDS], remote[N];
+    struct weft_local local[N];
+    for (int i = 0; i < KINDS; i++) {
+        test_mem_open_on(&near[i], N * STEP, 0, i - 1);
+        test_mem_open_on(&far[i], N * STEP, 0, i - 1);
+        reg(t.a, near[i].at, N * STEP);
+        WEFT_OK(
+            weft_mem_advertise(reg(t.b, far[i].at, N * STEP), far[i].at, N * STEP, &remotes[i]));
+        test_fill(near[i].at, N * STEP, (uint64_t)i, 0);
+    }
+    for (size_t i = 0; i < N; i++) {
+        size_t len = i * i * 997 % STEP;
+        local[i] = (struct weft_local){near[i % KINDS].at + i * STEP, len, 0};
+        WEFT_OK(weft_remote_slice(&remotes[i / 5 % KINDS], i * STEP, len, &remote[i]));
+    }
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = local,
+                          .nlocal = N,
+                          .remote = remote,
+                          .nremote = N};
+    assert_true(weft_transfer(t.conn, &x, T, NULL) > 0);
+    for (size_t i = 0; i < N; i++) {
+        const unsigned char *at = far[i / 5 % KINDS].at + i * STEP;
+        assert_true(test_differs(at, local[i].len, i % KINDS, i * STEP) < 0);
+        assert_true(test_nonzero(at + local[i].len, STEP - local[i].len) < 0);
+        test_zero(local[i].addr, local[i].len);
+    }
+    x.op = WEFT_XFER_READ;
+    assert_true(weft_transfer(t.conn, &x, T, NULL) > 0);
+    for (size_t i = 0; i < KINDS; i++)
+        assert_true(test_differs(near[i].at, N * STEP, i, 0) < 0);
+    two_close(&t);
+    for (int i = 0; i < KINDS; i++) {
+        test_mem_close(&near[i]);
+        test_mem_close(&far[i]);
+    }
+}
+
+/* What core reads and writes with a processor of its own. */
+static void what_has_to_be_the_hosts(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "", 0, 0);
+    WEFT_FAILS(WEFT_EUNSUPPORTED, weft_notify(t.conn, t.near.at, 64, T));
+    CHECK(strstr(weft_last_error(), "a notification"), "'%s'", weft_last_error());
+    WEFT_FAILS(WEFT_EUNSUPPORTED,
+               weft_add(t.conn, &t.remote, 5, 1, (uint64_t *)(void *)(t.near.at + 7), T));
+    CHECK(strstr(weft_last_error(), "result of an ADD"), "'%s'", weft_last_error());
+    works(&t);
+    two_close(&t);
+}
+
+/* --- what can fail ---------------------------------------------------------------------------- */
+
+static void no_memory_to_pin(void **state)
+{
+    (void)state;
+    for (int near = -1; near <= 0; near++) { /* at the peer; here */
+        struct two t;
+        two_open(&t, "pins=0", near, near < 0 ? 0 : -1);
+        for (int i = 0; i < 3; i++) {
+            struct weft_op_status status = end_of(
+                post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            assert_int_equal(status.status, -ENOMEM);
+            CHECK(*status.text, "no word");
+        }
+        driver("");
+        works(&t); /* the conn is as good as before */
+        two_close(&t);
+    }
+}
+
+static void a_device_that_is_lost(void **state)
+{
+    (void)state;
+    for (int near = -1; near <= 0; near++) {
+        struct two t;
+        two_open(&t, "", near, near < 0 ? 0 : -1);
+        works(&t);
+        driver("lost=1");
+        for (int i = 0; i < 3; i++) {
+            struct weft_op_status status = end_of(
+                post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            assert_int_equal(status.status, -EIO);
+            CHECK(*status.text, "no word");
+        }
+        driver("");
+        works(&t);
+        two_close(&t);
+    }
+}
+
+/* --- what ends -------------------------------------------------------------------------------- */
+
+/* Its end comes although copies are slow; when it is there, the memory is the caller's. */
+static void canceled(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "delay=200", 0, 0);
+    for (int i = 0; i < 40; i++) {
+        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        test_sleep_ms(i / 2 % 4);
+        WEFT_OK(weft_op_cancel(op));
+        int rc = end_of(op).status;
+        CHECK(rc == 0 || rc == WEFT_ECANCELED, "it ended with %s", weft_err_name(rc));
+        test_fill(t.near.at, LEN, 77, 0);
+        test_sleep_ms(1);
+        assert_true(test_differs(t.near.at, LEN, 77, 0) < 0);
+    }
+    driver("");
+    works(&t);
+    two_close(&t);
+}
+
+/* The same with the peer's, whoever copies. */
+static void deregistered(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "delay=100", 0, 0);
+    for (int i = 0; i < 20; i++) {
+        weft_op_t op = post(&t, WEFT_XFER_WRITE);
+        WEFT_FAILS(-EBUSY, weft_mem_dereg(t.near_mem));
+        test_sleep_ms(i % 5);
+        WEFT_OK(weft_mem_dereg(t.far_mem));
+        test_fill(t.far.at, LEN, 77, 0);
+        int rc = end_of(op).status;
+        CHECK(rc == 0 || rc == WEFT_EKEY, "it ended with %s", weft_err_name(rc));
+        assert_true(test_differs(t.far.at, LEN, 77, 0) < 0);
+        t.far_mem = reg(t.b, t.far.at, LEN);
+        WEFT_OK(weft_mem_advertise(t.far_mem, t.far.at, LEN, &t.remote));
+    }
+    driver("");
+    works(&t);
+    two_close(&t);
+}
+
+/* Either end closes in the midst of it. */
+static void closed(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "delay=100", 0, 0);
+    for (int i = 0; i < 20; i++) {
+        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        test_sleep_ms(i / 2 % 4);
+        WEFT_OK(weft_conn_close(i & 4 ? t.conn : t.other));
+        int rc = end_of(op).status;
+        CHECK(rc <= 0, "it ended with %d", rc);
+        test_fill(t.near.at, LEN, 77, 0);
+        WEFT_OK(weft_conn_close(i & 4 ? t.other : t.conn));
+        test_fill(t.far.at, LEN, 78, 0);
+        test_sleep_ms(1);
+        assert_true(test_differs(t.near.at, LEN, 77, 0) < 0);
+        assert_true(test_differs(t.far.at, LEN, 78, 0) < 0);
+        duo_join(t.a, t.b, &t.conn, &t.other);
+    }
+    driver("");
+    works(&t);
+    two_close(&t);
+}
+
+static void endpoints_closed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        struct two t;
+        two_open(&t, "delay=100", 0, 0);
+        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        test_sleep_ms(i / 2 % 3);
+        if (i & 4) { /* that of the operation last */
+            WEFT_OK(weft_endpoint_close(t.b));
+            end_of(op);
+            WEFT_OK(weft_endpoint_close(t.a));
+        } else {
+            WEFT_OK(weft_endpoint_close(t.a));
+            WEFT_OK(weft_endpoint_close(t.b));
+        }
+        test_mem_close(&t.near);
+        test_mem_close(&t.far);
+        assert_int_equal(fake_cuda_pinned(), 0);
+    }
+}
+
+/* --- additions -------------------------------------------------------------------------------- */
+
+struct adder {
+    struct two *t;
+    weft_conn_t conn;
+};
+
+static void *add_many(void *arg)
+{
+    const struct adder *adder = arg;
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(weft_add(adder->conn, &adder->t->remote, 5, 3, NULL, T), 0);
+    return NULL;
+}
+
+/* None is lost, whoever adds. */
+static void additions_from_all_sides(void **state)
+{
+    (void)state;
+    enum { N = 4 };
+    struct two t;
+    struct adder adders[N];
+    pthread_t threads[N];
+    two_open(&t, "delay=1", 0, 0);
+    for (int i = 0; i < N; i++) {
+        adders[i] = (struct adder){&t, t.conn};
+        weft_conn_t other;
+        if (i)
+            duo_join(t.a, t.b, &adders[i].conn, &other);
+        pthread_create(&threads[i], NULL, add_many, &adders[i]);
+    }
+    for (int i = 0; i < N; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(test_get_word(t.far.at + 5), N * 200 * 3);
+    WEFT_FAILS(WEFT_EBOUNDS, weft_add(t.conn, &t.remote, LEN - 7, 1, NULL, T));
+    driver("lost=1");
+    WEFT_FAILS(-EIO, weft_add(t.conn, &t.remote, 5, 3, NULL, T));
+    driver("");
+    assert_int_equal(weft_add(t.conn, &t.remote, 5, 0, NULL, T), 0);
+    two_close(&t);
+}
+
+/* --- peers that mean no good ------------------------------------------------------------------ */
+
+struct liar {
+    struct two t;
+    struct bare_peer peer;
+    weft_conn_t conn; /* B's to it */
+    uint64_t key;     /* of far */
+};
+
+static int liar_setup(void **state)
+{
+    struct liar *l = calloc(1, sizeof *l);
+    struct weft__remote remote;
+    test_begin();
+    two_open(&l->t, "delay=20", 0, 0);
+    bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
+    WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
+    WEFT_OK(weft__remote_decode(&l->t.remote, &remote));
+    l->key = remote.key;
+    test_fill(l->t.far.at, LEN, 5, 0);
+    *state = l;
+    return 0;
+}
+
+static int liar_teardown(void **state)
+{
+    struct liar *l = *state;
+    if (test_failed())
+        return 0;
+    bare_close(&l->peer);
+    driver("");
+    works(&l->t); /* others go on */
+    two_close(&l->t);
+    free(l);
+    return 0;
+}
+
+static void goes_down(const struct liar *l)
+{
+    struct weft_conn_info info;
+    TEST_UNTIL((WEFT_OK(weft_conn_info(l->conn, &info)), info.state == WEFT_CONN_DOWN),
+               test_sleep_ms(1), "the conn to go down");
+    assert_int_equal(info.status, WEFT_EPROTO);
+    CHECK(strstr(info.why, "a message of the peer"), "it went down: %s", info.why);
+}
+
+static bool has_area(const struct liar *l)
+{
+    struct weft__conn *conn = weft__handle_get(l->conn, WEFT__CONN);
+    pthread_mutex_lock(&conn->ep->lock);
+    bool has = conn->stage.landing;
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(l->conn);
+    return has;
+}
+
+static void say(struct liar *l, enum weft__msg_type type, const void *body, size_t len)
+{
+    assert_true(bare_message(&l->peer, 0, (struct weft__msg_head){.type = type}, body, len));
+}
+
+static void get_area(struct liar *l)
+{
+    say(l, WEFT__MSG_STAGE_OPEN, NULL, 0);
+    TEST_UNTIL(has_area(l), test_sleep_ms(1), "an area");
+}
+
+/* A COPY to far: n pieces of len bytes, each step behind the one before. */
+struct copy {
+    unsigned write, slot, n;
+    uint64_t offset, step, len, key;
+    size_t cut; /* bytes that are left out at the end, or too many */
+};
+
+static void say_copy(struct liar *l, struct copy c)
+{
+    uint8_t body[8 + 24 * (WEFT__LOT_PIECES + 2)] = {0};
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u32(&w, 9);
+    weft__put_u8(&w, (uint8_t)c.write);
+    weft__put_u8(&w, (uint8_t)c.slot);
+    weft__put_u16(&w, (uint16_t)c.n);
+    for (size_t i = 0; i < c.n; i++) {
+        weft__put_u64(&w, (uintptr_t)l->t.far.at + c.offset + i * c.step);
+        weft__put_u64(&w, c.key);
+        weft__put_u64(&w, c.len);
+    }
+    say(l, WEFT__MSG_STAGE_COPY, body, (size_t)(w.at - body) - c.cut);
+}
+
+static void unchanged(struct liar *l)
+{
+    goes_down(l);
+    assert_true(test_differs(l->t.far.at, LEN, 5, 0) < 0);
+}
+
+static void copies_that_make_no_sense(void **state)
+{
+    static const struct copy bad[] = {
+        {.write = 2, .n = 1, .len = 8},
+        {.write = 1, .n = 1, .len = 8, .slot = 8},
+        {.write = 1, .n = 1, .len = 8, .slot = 255},
+        {.write = 1, .n = 0, .len = 8},
+        {.write = 1, .n = WEFT__LOT_PIECES + 1, .len = 8},
+        {.write = 1, .n = 1, .len = 0},
+        {.write = 1, .n = 1, .len = (512 << 10) + 1},
+        {.write = 1, .n = 2, .len = 300 << 10, .step = 300 << 10},
+        {.write = 1, .n = 2, .len = UINT64_MAX},
+        {.write = 1, .n = 1, .len = 8, .cut = 1},
+        {.write = 1, .n = 2, .len = 8, .cut = 24},
+        {.write = 1, .n = 1, .len = 8, .cut = 31},
+        {.write = 1, .n = 1, .len = 8, .cut = (size_t)-1},
+    };
+    struct liar *l = *state;
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        struct copy copy = bad[i];
+        copy.key = l->key;
+        get_area(l);
+        say_copy(l, copy);
+        unchanged(l);
+        bare_close(&l->peer);
+        bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
+        WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
+    }
+}
+
+static void a_copy_without_an_area(void **state)
+{
+    struct liar *l = *state;
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = l->key});
+    unchanged(l);
+}
+
+static void two_areas(void **state)
+{
+    struct liar *l = *state;
+    get_area(l);
+    say(l, WEFT__MSG_STAGE_OPEN, NULL, 0);
+    goes_down(l);
+}
+
+static void an_area_with_a_body(void **state)
+{
+    struct liar *l = *state;
+    say(l, WEFT__MSG_STAGE_OPEN, "x", 1);
+    goes_down(l);
+}
+
+static void a_slot_that_is_in_use(void **state)
+{
+    struct liar *l = *state;
+    driver("delay=1000000");
+    get_area(l);
+    for (int i = 0; i < 2; i++)
+        say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 3, .key = l->key});
+    goes_down(l);
+    driver("");
+}
+
+static void answers_that_nobody_waits_for(void **state)
+{
+    struct liar *l = *state;
+    uint8_t body[12 + sizeof(struct weft_remote)] = {0};
+    say(l, WEFT__MSG_STAGE_COPIED, body, 8);
+    goes_down(l);
+    bare_close(&l->peer);
+    bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
+    WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
+    say(l, WEFT__MSG_STAGE_AREA, body, sizeof body);
+    goes_down(l);
+}
+
+/* Refused with an answer: the peer may not know better. */
+static void keys_and_bounds_are_checked(void **state)
+{
+    struct liar *l = *state;
+    struct weft_conn_info info;
+    weft_mem_t mem;
+    struct weft__remote r;
+    struct weft_remote remote;
+    get_area(l);
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = l->key ^ 1});
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = l->key, .offset = LEN - 7});
+    say_copy(l,
+             (struct copy){.write = 1, .n = 1, .len = 8, .key = l->key, .offset = (uint64_t)-1});
+    say_copy(l, (struct copy){.write = 1, .n = 3, .len = 8, .step = LEN / 2, .key = l->key});
+    WEFT_OK(weft_mem_dereg(l->t.far_mem));
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = l->key});
+    WEFT_OK(weft_mem_reg(l->t.b, l->t.far.at, LEN, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ),
+                         &mem));
+    WEFT_OK(weft_mem_advertise(mem, l->t.far.at, LEN, &remote));
+    WEFT_OK(weft__remote_decode(&remote, &r));
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = r.key});
+    test_sleep_ms(30);
+    assert_true(test_differs(l->t.far.at, LEN, 5, 0) < 0);
+    WEFT_OK(weft_conn_info(l->conn, &info));
+    assert_int_equal(info.state, WEFT_CONN_UP);
+    WEFT_OK(weft_mem_dereg(mem));
+    l->t.far_mem = reg(l->t.b, l->t.far.at, LEN);
+    WEFT_OK(weft_mem_advertise(l->t.far_mem, l->t.far.at, LEN, &l->t.remote));
+    WEFT_OK(weft__remote_decode(&l->t.remote, &r));
+    say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = r.key}); /* and one that may */
+    TEST_UNTIL(test_nonzero(l->t.far.at, 8) < 0, test_sleep_ms(1), "a copy");
+    assert_true(test_differs(l->t.far.at + 8, LEN - 8, 5, 8) < 0);
+}
+
+#define LIAR(test) cmocka_unit_test_setup_teardown(test, liar_setup, liar_teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(to_and_from_a_side_without_gpus),
+        cmocka_unit_test(all_kinds_in_one_operation),
+        cmocka_unit_test(what_has_to_be_the_hosts),
+        cmocka_unit_test(no_memory_to_pin),
+        cmocka_unit_test(a_device_that_is_lost),
+        cmocka_unit_test(canceled),
+        cmocka_unit_test(deregistered),
+        cmocka_unit_test(closed),
+        cmocka_unit_test(endpoints_closed),
+        cmocka_unit_test(additions_from_all_sides),
+        LIAR(copies_that_make_no_sense),
+        LIAR(a_copy_without_an_area),
+        LIAR(two_areas),
+        LIAR(an_area_with_a_body),
+        LIAR(a_slot_that_is_in_use),
+        LIAR(answers_that_nobody_waits_for),
+        LIAR(keys_and_bounds_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
