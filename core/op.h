@@ -9,8 +9,8 @@
 #include "weft/endpoint.h"
 
 #include "lane.h"
-#include "weft/list.h"
 #include "util.h"
+#include "weft/list.h"
 
 struct weft__arrival;
 struct weft__conn;
@@ -24,11 +24,11 @@ struct weft__piece {
     uint8_t *addr;
     uint64_t len;
     uint64_t raddr;
-    uint64_t rkey;         /* chosen key */
+    uint64_t rkey;              /* chosen key */
     uint32_t rkeys[WEFT__KEYS]; /* of nics that make their own, by key slot */
-    struct weft__reg *reg; /* local registration, or NULL */
-    uint16_t gpu;          /* local memory that no processor reaches: 1 + its GPU; else 0 */
-    uint8_t far;           /* WEFT__STAGED_* of the remote */
+    struct weft__reg *reg;      /* local registration, or NULL */
+    uint16_t gpu;               /* local memory that no processor reaches: 1 + its GPU; else 0 */
+    uint16_t far;               /* WEFT__STAGED_* of the remote */
 };
 
 enum weft__op_kind {
@@ -55,7 +55,7 @@ struct weft__op {
     uint32_t slot, generation;
     _Atomic(weft_endpoint_t) ep_handle;
     struct weft__endpoint *ep;
-    struct weft__conn *conn;   /* NULL once done */
+    struct weft__conn *conn;  /* NULL once done */
     struct weft_list in_conn; /* conn->ops: not done */
     enum weft__op_kind kind;
     _Atomic(bool) done;
@@ -81,8 +81,8 @@ struct weft__op {
     void *notify;            /* copy, sent after the data */
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;
-    void *bounce;          /* contiguous copy of a message in too many pieces */
-    struct weft__rec *rec; /* the message as the sender remembers it */
+    void *bounce;                        /* contiguous copy of a message in too many pieces */
+    struct weft__rec *rec;               /* the message as the sender remembers it */
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
     struct weft__lot *lot;               /* internal: the lot that it moves */
 

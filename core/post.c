@@ -99,7 +99,6 @@ static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
                     const struct weft_local *local, size_t i)
 {
     piece->reg = NULL;
-    piece->gpu = 0;
     if (!local[i].mem)
         return 0;
     if (i > 0 && local[i].mem == local[i - 1].mem &&
@@ -116,11 +115,11 @@ static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
     return 0;
 }
 
-/* gpus: of local pieces without a mem, as weft__mem_gpu has it; NULL: all are the host's. */
 static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
-                      const uint16_t *gpus, size_t i)
+                      size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
+    piece->gpu = 0;
     piece->far = 0;
     if (i < x->nlocal) {
         piece->addr = x->local[i].addr;
@@ -130,11 +129,8 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
             rc = fill_reg(piece, conn->ep, x->local, i);
         if (rc)
             return rc;
-        if (gpus && gpus[i])
-            piece->gpu = gpus[i];
     } else {
         piece->reg = NULL;
-        piece->gpu = 0;
         piece->addr = NULL;
         piece->len = sizeof(uint64_t); /* ADD */
     }
@@ -144,13 +140,12 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
     if (piece->reg)
         piece->reg->users++;
     op->total += piece->len;
-    op->staged |= piece->gpu || piece->far;
+    op->staged |= piece->gpu | piece->far;
     return 0;
 }
 
 /* Endpoint lock held. */
-static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
-                const uint16_t *gpus)
+static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
 {
     size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
     op->pieces = &op->one;
@@ -159,7 +154,7 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
     if (!op->pieces)
         return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
     for (size_t i = 0; i < n; op->npieces = ++i) {
-        int rc = fill_piece(op, conn, x, gpus, i);
+        int rc = fill_piece(op, conn, x, i);
         if (rc)
             return rc;
     }
@@ -171,8 +166,7 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
 
 /* What is prepared before the endpoint lock is taken: copies and temporary registrations. */
 struct parts {
-    uint16_t *
-        gpus; /* of the local pieces, as weft__mem_gpu has it; NULL: all are the host's, or in mems */
+    uint16_t *gpus; /* of local pieces, as weft__mem_gpu has it; NULL: all are 0, or in mems */
     void *notify, *bounce;
     struct weft__piece message;
     struct weft__reg **regs;
@@ -306,6 +300,11 @@ static void adopt(struct weft__op *op, const struct parts *p, const struct weft_
     op->regs = p->regs;
     op->nregs = p->nregs;
     op->large = p->large;
+    for (size_t i = 0; p->gpus && i < op->npieces; i++)
+        if (p->gpus[i]) {
+            op->pieces[i].gpu = p->gpus[i];
+            op->staged = true;
+        }
 }
 
 static void start(struct weft__conn *conn, struct weft__op *op)
@@ -330,7 +329,7 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");
-    int rc = fill(op, conn, x, p ? p->gpus : NULL);
+    int rc = fill(op, conn, x);
     if (rc) {
         weft__op_free(op);
         return rc;
