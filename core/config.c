@@ -19,7 +19,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
     XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
        "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
-    XX("WEFT_GPU", STRING, "host", 0, 0, "GPU backend to use; auto: the first that has a device") \
+    XX("WEFT_GPU", STRING, "auto", 0, 0, "GPU backend to use; auto: that whose vendor's library the process has loaded") \
     XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \
        "directories, separated by colons, from which weft_*.so modules are loaded")               \
     XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \

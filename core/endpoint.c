@@ -130,6 +130,16 @@ static void read_settings(struct weft__endpoint *ep)
     ep->eager = (uint32_t)(eager < (int64_t)ep->window ? eager : (int64_t)ep->window);
 }
 
+static int open_gpu(struct weft__endpoint *ep, const char *name)
+{
+    ep->gpu_auto = !*name || !strcmp(name, "auto");
+    ep->gpu = ep->gpu_auto ? weft__gpu_used() : weft_gpu_find(name);
+    if (!ep->gpu)
+        return WEFT_ENODEV;
+    ep->gpu_apart = strcmp(ep->gpu->name, "host") != 0;
+    return 0;
+}
+
 static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *o)
 {
     if (ep->wake_fd < 0)
@@ -140,10 +150,9 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     rc = weft__auth_open(ep, o->secret, o->secret_len);
     if (rc)
         return rc;
-    ep->gpu = weft_gpu_find(o->gpu);
-    if (!ep->gpu)
-        return WEFT_ENODEV;
-    ep->gpu_apart = strcmp(ep->gpu->name, "host") != 0;
+    rc = open_gpu(ep, o->gpu ? o->gpu : weft_config_str("WEFT_GPU"));
+    if (rc)
+        return rc;
     rc = weft__boot_open(ep, o->listen ? o->listen : weft_config_str("WEFT_LISTEN"));
     if (rc)
         return rc;

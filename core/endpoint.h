@@ -43,8 +43,10 @@ struct weft__endpoint {
     struct weft__host host;
     bool secured; /* has a shared secret */
     uint8_t auth_key[WEFT_MAC];
-    const struct weft_gpu_backend *gpu;
-    bool gpu_apart; /* its memory is none that a processor reaches */
+    /* Written under the lock. gpu_apart: its memory is none that a processor reaches. */
+    _Atomic(const struct weft_gpu_backend *) gpu;
+    _Atomic(bool) gpu_apart;
+    bool gpu_auto; /* none is named: look for one while there is none */
     struct weft__copier copier;
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;

@@ -19,6 +19,14 @@ static int load(struct weft_library *library, const char *file)
     return 0;
 }
 
+int weft_library_present(const struct weft_library *library)
+{
+    void *opened = dlopen(weft_config_str(library->setting), RTLD_LAZY | RTLD_NOLOAD);
+    if (opened)
+        dlclose(opened);
+    return opened != NULL;
+}
+
 int weft_library_open(struct weft_library *library)
 {
     const char *file = weft_config_str(library->setting);

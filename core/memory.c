@@ -9,6 +9,7 @@
 #include "lane.h"
 #include "op.h"
 #include "progress.h"
+#include "registry.h"
 #include "util.h"
 #include "weft/gpu.h"
 
@@ -61,6 +62,18 @@ static int query(const struct weft__endpoint *ep, const void *addr, struct weft_
     return rc < 0 ? rc : 0;
 }
 
+/* The process may have begun to use GPUs since it opened the endpoint. */
+static void look_for_gpus(struct weft__endpoint *ep)
+{
+    const struct weft_gpu_backend *found = weft__gpu_used();
+    if (!found || !strcmp(found->name, "host"))
+        return;
+    pthread_mutex_lock(&ep->lock);
+    atomic_store(&ep->gpu, found);
+    atomic_store(&ep->gpu_apart, true);
+    pthread_mutex_unlock(&ep->lock);
+}
+
 int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu)
 {
     struct weft_gpu_range range;
@@ -86,6 +99,8 @@ int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char
 static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
 {
     struct weft_gpu_range range;
+    if (ep->gpu_auto && !ep->gpu_apart)
+        look_for_gpus(ep);
     int rc = query(ep, reg->addr, &range);
     reg->kind = range.kind;
     reg->ordinal = range.ordinal;

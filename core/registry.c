@@ -74,6 +74,11 @@ static int default_copy_done(struct weft_gpu *gpu, struct weft_gpu_job *job)
     return 1;
 }
 
+static int default_present(void)
+{
+    return 0;
+}
+
 static int default_export_dmabuf(struct weft_gpu *gpu, void *addr, uint64_t len, int *fd,
                                  uint64_t *offset)
 {
@@ -158,6 +163,8 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     k->ops = *b->ops;
     k->backend.ops = &k->ops;
     k->from_module = from_module;
+    if (!k->ops.present)
+        k->ops.present = default_present;
     if (!k->ops.copy_start || !k->ops.copy_done) { /* one is nothing without the other */
         k->ops.copy_start = default_copy_start;
         k->ops.copy_done = default_copy_done;
@@ -409,6 +416,20 @@ int weft_device_attr(const char *transport, const char *device, struct weft_nic_
     *attr = nic->attr;
     t->ops->close(nic);
     return 0;
+}
+
+const struct weft_gpu_backend *weft__gpu_used(void)
+{
+    pthread_once(&once, load_all);
+    const struct weft_gpu_backend *host = NULL;
+    for (int i = 0; i < ngpus; i++) {
+        const struct weft_gpu_backend *b = &gpus[i].backend;
+        if (b->ops->present() && b->ops->probe() > 0)
+            return b;
+        if (!strcmp(b->name, "host"))
+            host = b;
+    }
+    return host;
 }
 
 int weft_gpu_info(int i, struct weft_gpu_info *info)

@@ -15,4 +15,7 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
 int weft__nic_open(const struct weft_transport *transport, const char *fault,
                    const struct weft_nic_opts *opts, struct weft_nic **nic);
 
+/* The first GPU backend that this process uses; "host" if there is none. */
+const struct weft_gpu_backend *weft__gpu_used(void);
+
 #endif

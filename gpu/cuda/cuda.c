@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 static weft_gpu_probe_fn probe;
+static weft_gpu_present_fn present;
 static weft_gpu_open_fn open_device;
 static weft_gpu_close_fn close_device;
 static weft_gpu_launch_fn launch;
@@ -21,6 +22,7 @@ static const struct weft_gpu_ops cuda_ops = {
     .launch = launch,
     .host_map = cuda_host_map,
     .host_unmap = cuda_host_unmap,
+    .present = present,
     .copy_start = cuda_copy_start,
     .copy_done = cuda_copy_done,
     .export_dmabuf = cuda_export_dmabuf,
@@ -42,12 +44,19 @@ static int probe(void)
     int n = 0;
     if (!api)
         return 0;
-    int result = api->device_count(&n);
+    int result = api->init(0); /* of no use in the child of who has done so before */
+    if (result == 0)
+        result = api->device_count(&n);
     if (result || n == 0) {
         cuda_fail(result ? result : CUDA_ENODEVICE, "no devices");
         return 0;
     }
     return n;
+}
+
+static int present(void)
+{
+    return cuda_present();
 }
 
 int cuda_enter(const struct cuda_gpu *gpu)

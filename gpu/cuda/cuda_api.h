@@ -26,6 +26,8 @@ enum {
     CUDA_OK = 0,
     CUDA_EINVAL = 1,
     CUDA_ENOMEM = 2,
+    CUDA_ESTARTED = 3, /* not started: in the child of who has started the driver */
+    CUDA_EENDED = 4,   /* the process is ending */
     CUDA_ESTUB = 34,
     CUDA_EUNAVAILABLE = 46,
     CUDA_ENODEVICE = 100,

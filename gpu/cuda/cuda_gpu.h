@@ -39,6 +39,8 @@ static inline struct cuda_gpu *cuda_of(struct weft_gpu *gpu)
 
 /* The driver, initialised; or NULL and why not in weft_last_error. Any thread. */
 const struct cuda_api *cuda_api(void);
+/* It is in this process already, whoever has loaded it. */
+bool cuda_present(void);
 /* The same, which never changes once it was there, and asks no more than that. */
 const struct cuda_api *cuda_api_quick(void);
 /* A sentence and a code for what the driver says: `what` failed. */

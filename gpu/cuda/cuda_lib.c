@@ -39,6 +39,11 @@ const struct cuda_api *cuda_api_quick(void)
     return atomic_load_explicit(&loaded, memory_order_acquire) ? &table : cuda_api();
 }
 
+bool cuda_present(void)
+{
+    return weft_library_present(&library);
+}
+
 static int code_of(int result)
 {
     switch (result) {

@@ -50,8 +50,10 @@ int cuda_query(const void *addr, struct weft_gpu_range *range)
         return 0;
     int result = api->mem_attributes(sizeof attributes / sizeof *attributes, attributes, values,
                                      (uintptr_t)addr);
+    if (result == CUDA_EINVAL || result == CUDA_ESTARTED || result == CUDA_EENDED)
+        return 0; /* nor where there is no driver any more */
     if (result)
-        return result == CUDA_EINVAL ? 0 : cuda_fail(result, "cannot tell whose memory it is");
+        return cuda_fail(result, "cannot tell whose memory it is");
     if (type != CUDA_TYPE_DEVICE || managed || !base)
         return 0;
     *range = (struct weft_gpu_range){.base = (void *)(uintptr_t)base,

@@ -53,7 +53,8 @@ struct weft_endpoint_opts {
     const char *listen;
     /* Comma-separated names, best first: only these are used. NULL: WEFT_TRANSPORT ("auto"). */
     const char *transport;
-    /* Name of the GPU backend. NULL: WEFT_GPU ("host"). */
+    /* Name of the GPU backend, whose library is loaded and started. NULL: WEFT_GPU ("auto": the one whose library the
+     * process has loaded, by the time that it opens the endpoint or registers memory with it; nothing is loaded). */
     const char *gpu;
     /* n >= 1: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. */
     int progress_threads;

@@ -41,6 +41,12 @@ struct weft_gpu_range {
  */
 typedef int weft_gpu_probe_fn(void);
 
+/*
+ * present (optional): 1: this process uses such GPUs, so that asking for them costs nothing; else 0. It does not
+ * load a vendor's library. Default: 0.
+ */
+typedef int weft_gpu_present_fn(void);
+
 /* open: make a context on one device (0 <= ordinal < probe()). Returns 0 or a code. */
 typedef int weft_gpu_open_fn(int ordinal, struct weft_gpu **gpu);
 /* close: give it back; its allocations and mappings are freed before. */
@@ -127,6 +133,7 @@ struct weft_gpu_ops {
     weft_gpu_host_map_fn *host_map;
     weft_gpu_host_unmap_fn *host_unmap;
     /* optional */
+    weft_gpu_present_fn *present;
     weft_gpu_copy_start_fn *copy_start;
     weft_gpu_copy_done_fn *copy_done;
     weft_gpu_export_dmabuf_fn *export_dmabuf;
@@ -143,8 +150,8 @@ struct weft_gpu_backend {
     const struct weft_gpu_ops *ops;
 };
 
-/* Backend by name; "auto": the first that has a device; NULL: what WEFT_GPU says. For callers that
- * want device memory without a vendor's library. NULL and a sentence if there is none. */
+/* Backend by name; "auto": the first that has a device, else "host"; NULL: what WEFT_GPU says. For callers that
+ * want device memory without a vendor's library: it is loaded and started. NULL and a sentence if there is none. */
 WEFT_API const struct weft_gpu_backend *weft_gpu_find(const char *name);
 
 /* A module exports this function under this name. */

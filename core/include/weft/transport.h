@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 5
+#define WEFT_ABI 6
 
 struct weft_transport;
 
@@ -328,6 +328,8 @@ struct weft_library {
 };
 #define WEFT_LIBRARY(...) {.lock = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
 
+/* 1: it is in this process already, whoever has loaded it; else 0. */
+WEFT_API int weft_library_present(const struct weft_library *library);
 /* 0 once `fill` has succeeded; WEFT_ENODEV: no such file, or another one is in use. Any thread. */
 WEFT_API int weft_library_open(struct weft_library *library);
 /* To *slot, as large as a pointer, the address of a symbol; NULL and WEFT_ENODEV: there is none. */

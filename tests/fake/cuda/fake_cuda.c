@@ -25,7 +25,7 @@ CUDA_FUNCTIONS(DECLARE)
 #pragma GCC visibility pop
 
 /* What the driver says, by numbers that cuda_api.h has no need of. */
-enum { NOT_STARTED = 3, NO_CONTEXT = 201, NOT_REGISTERED = 713, LOST = 719 };
+enum { NO_CONTEXT = 201, NOT_REGISTERED = 713, LOST = 719 };
 
 struct alloc {
     uint8_t *addr, *bytes; /* of the device; where the bytes are. NULL: a free place */
@@ -42,7 +42,7 @@ static const struct settings preset = {
 static struct settings set;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static bool started;
+static int started; /* by this process */
 static struct alloc allocs[MOST];
 static size_t used;
 static unsigned copies;
@@ -87,7 +87,9 @@ int cuInit(unsigned flags)
         return CUDA_EINVAL;
     if (set.init)
         return (int)set.init;
-    started = true;
+    if (started && started != getpid())
+        return CUDA_ESTARTED;
+    started = getpid();
     return set.devices ? CUDA_OK : CUDA_ENODEVICE;
 }
 
@@ -114,8 +116,8 @@ int cuGetErrorString(int result, const char **text)
 
 int cuDeviceGetCount(int *n)
 {
-    if (!started)
-        return NOT_STARTED;
+    if (started != getpid())
+        return CUDA_ESTARTED;
     *n = (int)set.devices;
     return CUDA_OK;
 }
@@ -254,6 +256,8 @@ int cuMemGetAddressRange_v2(cuda_addr *base, size_t *size, cuda_addr addr)
 /* Of an address that is no device's all are 0, as the driver has it. */
 int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr addr)
 {
+    if (started != getpid())
+        return CUDA_ESTARTED;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
     for (unsigned i = 0; i < n; i++)
