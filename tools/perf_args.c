@@ -40,8 +40,10 @@ static const char usage_text[] =
     "      --behind SIZE         while one operation of SIZE is under way on the same conn\n"
     "      --idle SECONDS        first, what idle conns cost: memory, processor time\n"
     "  -b, --bidir               both sides initiate\n"
-    "  -m, --mem host|gpu        memory of this side (default host)\n"
-    "  -g, --gpu NAME            GPU backend for --mem gpu\n"
+    "  -m, --mem host|gpu        memory of this side (default host); with --local\n"
+    "                            two are the initiator's and the target's: gpu,host\n"
+    "  -g, --gpu N               the GPU whose memory it is; two with --local: 0,1\n"
+    "      --gpu-backend NAME    whose GPUs (default: the first that has a device)\n"
     "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes\n"
     "      --verify, --no-verify check every byte outside the timing (default: yes)\n"
@@ -59,7 +61,8 @@ enum {
     OPT_TIMEOUT,
     OPT_BEHIND,
     OPT_IDLE,
-    OPT_SECRET_FILE
+    OPT_SECRET_FILE,
+    OPT_GPU_BACKEND
 };
 
 static const struct option options[] = {
@@ -78,6 +81,7 @@ static const struct option options[] = {
     {"bidir", no_argument, NULL, 'b'},
     {"mem", required_argument, NULL, 'm'},
     {"gpu", required_argument, NULL, 'g'},
+    {"gpu-backend", required_argument, NULL, OPT_GPU_BACKEND},
     {"progress-threads", required_argument, NULL, 'p'},
     {"secret-file", required_argument, NULL, OPT_SECRET_FILE},
     {"verify", no_argument, NULL, OPT_VERIFY},
@@ -162,11 +166,42 @@ static int set_behind(struct perf_args *args)
     return 0;
 }
 
+/* Of a list of one or two words the i-th; the last stands for those that are missing. */
+static void word_of(const char *list, int i, char *word, size_t size)
+{
+    const char *comma = strchr(list, ',');
+    const char *at = i && comma ? comma + 1 : list;
+    snprintf(word, size, "%.*s", comma && !i ? (int)(comma - list) : (int)strlen(at), at);
+}
+
 static int set_mem(struct perf_args *args)
 {
-    args->gpu_mem = !strcmp(optarg, "gpu");
-    if (!args->gpu_mem && strcmp(optarg, "host"))
-        return usage_error("--mem is neither host nor gpu", optarg);
+    struct perf_place *places[] = {&args->mem, &args->target_mem};
+    args->both = args->both || strchr(optarg, ',');
+    for (int i = 0; i < 2; i++) {
+        char word[8];
+        word_of(optarg, i, word, sizeof word);
+        places[i]->gpu = !strcmp(word, "gpu");
+        if (!places[i]->gpu && strcmp(word, "host"))
+            return usage_error("--mem is neither host nor gpu", optarg);
+    }
+    args->mem_said = true;
+    return 0;
+}
+
+static int set_gpu(struct perf_args *args)
+{
+    struct perf_place *places[] = {&args->mem, &args->target_mem};
+    args->both = args->both || strchr(optarg, ',');
+    for (int i = 0; i < 2; i++) {
+        char word[16];
+        long long value;
+        word_of(optarg, i, word, sizeof word);
+        if (number_parse(word, 0, PERF_MAX_GPU, &value))
+            return usage_error("--gpu is not the number of a GPU, or two of them", optarg);
+        places[i]->ordinal = (int)value;
+    }
+    args->gpu_said = true;
     return 0;
 }
 
@@ -224,7 +259,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
     case 'm':
         return set_mem(args);
     case 'g':
-        args->gpu = optarg;
+        return set_gpu(args);
+    case OPT_GPU_BACKEND:
+        args->mem.backend = args->target_mem.backend = optarg;
         return 0;
     case OPT_SECRET_FILE:
         args->secret_file = optarg;
@@ -255,7 +292,11 @@ static int check(struct perf_args *args)
         return usage_error("give one of --local, --listen, --connect", NULL);
     if (args->iovs > 1 && (args->test == PERF_NOTIFY || args->test == PERF_ADD))
         return usage_error("--iovs does not apply to", test);
-    if (args->gpu_mem && args->test == PERF_NOTIFY)
+    if (args->gpu_said && !args->mem_said)
+        args->mem.gpu = args->target_mem.gpu = true;
+    if (args->both && args->role != PERF_LOCAL)
+        return usage_error("--mem and --gpu have two values with --local only", NULL);
+    if ((args->mem.gpu || args->target_mem.gpu) && args->test == PERF_NOTIFY)
         return usage_error("--mem gpu does not apply to", test);
     if (args->bidir && args->test == PERF_SEND && args->depth == 1)
         return usage_error("send --depth 1 is a ping-pong: --bidir does not apply", NULL);

@@ -6,6 +6,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "perf_mem.h"
+
 /* Where --listen listens and --connect connects when no port is given. No service is known to use
  * it. */
 #define PERF_PORT 11177
@@ -16,6 +18,7 @@
 #define PERF_MAX_IOVS 65536
 #define PERF_MAX_CONNS 65536
 #define PERF_MAX_IDLE_S 3600
+#define PERF_MAX_GPU 63
 #define PERF_DEFAULT_DEPTH 64
 #define PERF_DEFAULT_TIMEOUT_S 300
 
@@ -27,7 +30,8 @@ struct perf_args {
     enum perf_role role;
     char address[256]; /* to listen at or connect to, with port */
     const char *transport;
-    const char *gpu;
+    struct perf_place mem,
+        target_mem; /* of this side; with --local, of the initiator and the target */
     const char *secret_file;
     const char *json; /* file, "-", or NULL */
     uint64_t sizes[PERF_MAX_SIZES];
@@ -39,7 +43,8 @@ struct perf_args {
     uint32_t idle_s;      /* how long they are idle before the first size */
     int progress_threads; /* 0: the threads of the tool make progress */
     int timeout_s;        /* for one size */
-    bool bidir, gpu_mem, verify;
+    bool bidir, verify;
+    bool mem_said, gpu_said, both; /* of the options: --mem, --gpu, with a value for the target */
 };
 
 const char *perf_test_name(enum perf_test test);

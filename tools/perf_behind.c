@@ -27,8 +27,7 @@ int perf_behind_open(struct perf_worker *w, uint64_t bytes)
         return 0;
     if (perf_layout_make(bytes, 1, 1, &b->layout))
         return perf_fail("%" PRIu64 " bytes are too much", bytes);
-    return perf_region_open(&b->region, w->endpoint, perf_layout_size(&b->layout),
-                            w->args->gpu_mem, w->args->gpu);
+    return perf_region_open(&b->region, w->endpoint, perf_layout_size(&b->layout), &w->args->mem);
 }
 
 int perf_behind_prepare(struct perf_worker *w)

@@ -363,7 +363,7 @@ static int begin(struct initiator *in, const struct perf_msg *welcome,
         return perf_fail("cannot tell the path: %s", weft_last_error());
     if (in->args->idle_s)
         sink->idle(&in->idle, sink->user);
-    bool ours = in->args->gpu_mem, theirs = welcome->flags & PERF_FLAG_GPU_MEM;
+    bool ours = in->args->mem.gpu, theirs = welcome->flags & PERF_FLAG_GPU_MEM;
     sink->begin(&info, ours ? (theirs ? "gpu" : "gpu-host") : (theirs ? "host-gpu" : "host"),
                 sink->user);
     return 0;

@@ -35,11 +35,34 @@ int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_
     return 0;
 }
 
-static int open_gpu(struct perf_region *region, const char *name)
+/* "auto" is the host's where there is no GPU: that is not what was asked for. */
+static const struct weft_gpu_backend *find_backend(const struct perf_place *place)
 {
-    const struct weft_gpu_backend *backend = weft_gpu_find(name);
-    if (!backend || backend->ops->open(0, &region->gpu))
-        return perf_fail("cannot open a GPU: %s", weft_last_error());
+    const struct weft_gpu_backend *backend = weft_gpu_find(place->backend ? place->backend
+                                                                          : "auto");
+    if (backend && !place->backend && !strcmp(backend->name, "host")) {
+        perf_fail("there is no GPU that can be used: weft_info says why");
+        return NULL;
+    }
+    if (!backend)
+        perf_fail("cannot use GPUs: %s", weft_last_error());
+    return backend;
+}
+
+int perf_place_backend(const struct perf_place *place, const char **name)
+{
+    const struct weft_gpu_backend *backend = place->gpu ? find_backend(place) : NULL;
+    *name = backend ? backend->name : NULL;
+    return place->gpu && !backend ? -1 : 0;
+}
+
+static int open_gpu(struct perf_region *region, const struct perf_place *place)
+{
+    const struct weft_gpu_backend *backend = find_backend(place);
+    if (!backend)
+        return -1;
+    if (backend->ops->open(place->ordinal, &region->gpu))
+        return perf_fail("cannot open GPU %d: %s", place->ordinal, weft_last_error());
     void *addr;
     if (backend->ops->alloc(region->gpu, region->len, &addr)) {
         backend->ops->close(region->gpu);
@@ -65,11 +88,11 @@ static int open_host(struct perf_region *region)
     return 0;
 }
 
-int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len, bool gpu,
-                     const char *gpu_name)
+int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len,
+                     const struct perf_place *place)
 {
     *region = (struct perf_region){.len = len};
-    if (gpu ? open_gpu(region, gpu_name) : open_host(region))
+    if (place->gpu ? open_gpu(region, place) : open_host(region))
         return -1;
     if (weft_mem_reg(endpoint, region->addr, len, NULL, &region->mem) < 0)
         return perf_fail("cannot register %" PRIu64 " bytes: %s", len, weft_last_error());

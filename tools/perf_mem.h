@@ -46,9 +46,18 @@ struct perf_region {
     weft_mem_t mem;
 };
 
-/* These return -1 after perf_fail. gpu_name is used with gpu: NULL is the default backend. */
-int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len, bool gpu,
-                     const char *gpu_name);
+/* Whose memory is measured. */
+struct perf_place {
+    bool gpu;
+    int ordinal;         /* which */
+    const char *backend; /* NULL: the first that has a device */
+};
+
+/* These return -1 after perf_fail. */
+/* The backend of the GPUs: its name, "host", or NULL for host memory. */
+int perf_place_backend(const struct perf_place *place, const char **name);
+int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len,
+                     const struct perf_place *place);
 /* Free the memory. Its endpoint is closed before: operations that failed may still name it. */
 void perf_region_close(struct perf_region *region);
 

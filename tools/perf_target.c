@@ -91,7 +91,7 @@ static int check_hello(const struct target *t, const struct perf_msg *hello)
     if (hello->test != t->args->test)
         return perf_fail("one side measures %s, the other %s", perf_test_name(t->args->test),
                          perf_test_name((enum perf_test)hello->test));
-    if (t->args->gpu_mem && hello->test == PERF_NOTIFY)
+    if (t->args->mem.gpu && hello->test == PERF_NOTIFY)
         return perf_fail("--mem gpu does not apply to notify");
     if (hello->behind && hello->test != PERF_WRITE && hello->test != PERF_READ)
         return perf_fail("the other side asks for something impossible");
@@ -119,7 +119,7 @@ static int say_welcome(struct perf_worker *w)
 {
     return perf_channel_send(
         &w->channel, &(struct perf_msg){.type = PERF_MSG_WELCOME,
-                                        .flags = w->args->gpu_mem ? PERF_FLAG_GPU_MEM : 0});
+                                        .flags = w->args->mem.gpu ? PERF_FLAG_GPU_MEM : 0});
 }
 
 /* --- runs ----------------------------------------------------------------------------------- */

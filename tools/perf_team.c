@@ -88,8 +88,11 @@ int perf_worker_open(struct perf_worker *w, const char *listen)
 {
     const struct perf_args *args = w->args;
     int threads = args->progress_threads ? args->progress_threads : WEFT_PROGRESS_CALLER;
+    const char *gpu;
+    if (perf_place_backend(&args->mem, &gpu))
+        return -1;
     int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .listen = listen,
-                                          .transport = args->transport, .gpu = args->gpu,
+                                          .transport = args->transport, .gpu = gpu,
                                           .progress_threads = threads),
                                 &w->endpoint);
     return rc < 0 ? perf_fail("cannot open an endpoint: %s", weft_last_error()) : 0;
@@ -108,11 +111,9 @@ int perf_worker_memory(struct perf_worker *w, const struct perf_run *run, uint64
     const struct perf_args *args = w->args;
     w->run = *run;
     w->footprint = footprint;
-    if (perf_active(w) &&
-        perf_region_open(&w->out, w->endpoint, footprint, args->gpu_mem, args->gpu))
+    if (perf_active(w) && perf_region_open(&w->out, w->endpoint, footprint, &args->mem))
         return -1;
-    if (perf_passive(w) &&
-        perf_region_open(&w->in, w->endpoint, footprint, args->gpu_mem, args->gpu))
+    if (perf_passive(w) && perf_region_open(&w->in, w->endpoint, footprint, &args->mem))
         return -1;
     return perf_behind_open(w, behind);
 }

@@ -170,8 +170,10 @@ static int run_local(const struct perf_args *args)
         return EXIT_FAILED;
     }
     if (child == 0) {
+        struct perf_args theirs = *args;
+        theirs.mem = args->target_mem;
         close(fds[0]);
-        exit(child_main(args, fds[1], parent));
+        exit(child_main(&theirs, fds[1], parent));
     }
     close(fds[1]);
     uint8_t metadata[WEFT_METADATA_MAX];

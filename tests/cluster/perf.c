@@ -78,7 +78,7 @@ static int common_words(char *words[], const struct run *run, char *role, char *
     bool gpu = !strcmp(test_env("WEFT_TEST_MEM", "host"), "gpu");
     if (gpu && strcmp(run->test, "notify")) { /* whose bytes are no one's memory */
         words[n++] = "--mem=gpu";
-        words[n++] = "--gpu";
+        words[n++] = "--gpu-backend";
         words[n++] = (char *)(uintptr_t)test_gpu();
     }
     return n;
