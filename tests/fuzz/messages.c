@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Core's messages over a conn whose peer is the input: what arrives, in any order and number; how
- * the cmds that core posts end, and when; links that die. Meanwhile this side sends, receives,
- * notifies, writes, reads, adds and cancels.
+ * the cmds that core posts end, and when; links that die; how copies of a GPU end, which no nic
+ * reaches. Meanwhile this side sends, receives, notifies, writes, reads, adds and cancels, with memory
+ * of the host and of the GPU.
  *
  * Checked: every operation ends once, no memory outside of buffers and registered memory changes,
  * nothing is left when the conn is closed.
@@ -22,11 +23,16 @@
 #define SEEN 64     /* messages of this side that are remembered */
 #define GUARD 64    /* bytes around the memory that the peer may add to */
 #define WORDS 16    /* of that memory */
+#define MOST 20000  /* bytes of an operation */
+#define GPU_AT                                                                                    \
+    (OPS * MOST) /* of the GPU's memory, that the peer may name; before it is that of operations */
+#define GPU_LEN 4096
+#define SLOT 4096   /* WEFT_STAGE_CHUNK */
 #define QUEUE 65536 /* WEFT_NOTIFY_QUEUE: a few large ones fill it */
 
 struct op {
     weft_op_t handle; /* 0: none, or its end was read */
-    uint8_t *memory;
+    uint8_t *memory;  /* NULL: the GPU's */
 };
 
 /* What the peer knows of a message it got. */
@@ -46,27 +52,39 @@ struct run {
     uint32_t eager[WEFT__STREAMS]; /* what it could have taken */
     struct seen seen[SEEN];
     uint32_t nseen;
+    unsigned
+        staged; /* bits: what the peer's nics do not reach, 1 and 2; our memory, 4; words to add to, 8 */
 };
 
 static weft_endpoint_t endpoint;
 static struct weft__endpoint *ep;
 static uint64_t memory[GUARD + WORDS + GUARD];
-static weft_mem_t mem;
-static struct weft_remote remote; /* of it */
-static uint64_t key;
+static uint64_t key, gpu_key;
+
+static uint64_t register_memory(void *addr, size_t len)
+{
+    struct weft__remote r;
+    weft_mem_t mem;
+    struct weft_remote remote;
+    FUZZ_OK(weft_mem_reg(endpoint, addr, len, NULL, &mem));
+    FUZZ_OK(weft_mem_advertise(mem, addr, len, &remote));
+    FUZZ_OK(weft__remote_decode(&remote, &r));
+    return r.key;
+}
 
 static void set_up(void)
 {
-    struct weft__remote r;
+    FUZZ_OK(weft_config_set("WEFT_GPU", "stub"));
+    FUZZ_OK(weft_config_set("WEFT_STAGE_CHUNK", "4K"));
+    FUZZ_OK(weft_config_set("WEFT_STAGE_SLOTS", "3"));
     FUZZ_OK(weft_config_set("WEFT_EAGER_WINDOW", "64K"));
     FUZZ_OK(weft_config_set("WEFT_NOTIFY_QUEUE", "64K"));
     FUZZ_OK(weft_config_set("WEFT_CHUNK", "4K"));
     ep = peer_endpoint_open(&endpoint);
     memset(memory, 0x77, sizeof memory);
-    FUZZ_OK(weft_mem_reg(endpoint, memory + GUARD, WORDS * 8, NULL, &mem));
-    FUZZ_OK(weft_mem_advertise(mem, memory + GUARD, WORDS * 8, &remote));
-    FUZZ_OK(weft__remote_decode(&remote, &r));
-    key = r.key;
+    memset(stub_gpu_bytes(), 0x77, STUB_GPU_BYTES);
+    key = register_memory(memory + GUARD, WORDS * 8);
+    gpu_key = register_memory(stub_gpu_memory() + GPU_AT, GPU_LEN);
 }
 
 static struct weft__conn *open_conn(struct fuzz_in *in)
@@ -90,13 +108,15 @@ static int post(struct run *run, enum weft_xfer_op kind, uint8_t *at, size_t len
 {
     struct weft_local local[3];
     struct weft_remote to = peer_remote(len < 8 ? 8 : len);
+    to.bytes[1] |= (uint8_t)((run->staged & 3)
+                             << 4); /* WEFT__STAGED_*: the peer's nics do not reach it */
     bool one_sided = kind == WEFT_XFER_WRITE || kind == WEFT_XFER_READ;
     bool add = kind == WEFT_XFER_ADD, alone = kind == WEFT_XFER_NOTIFY;
     size_t n = one_sided || add ? 1 : 1 + fuzz_pick(&run->in, 3), third = len / n;
     for (size_t i = 0; i < n; i++)
         local[i] = (struct weft_local){.addr = at + i * third,
                                        .len = i + 1 < n ? third : len - i * third};
-    bool tell = alone || (one_sided && fuzz_u8(&run->in) & 1);
+    bool tell = alone || (one_sided && fuzz_u8(&run->in) & 1 && !(run->staged & 4));
     return weft_post(
         run->conn->handle,
         WEFT_OPTS(weft_xfer, .op = kind, .local = add || alone ? NULL : local,
@@ -116,10 +136,12 @@ static void do_post(struct run *run)
     struct op *op = &run->ops[run->nops];
     enum weft_xfer_op kind = kinds[fuzz_pick(&run->in, 8)];
     size_t len = pick_size(&run->in);
-    op->memory = calloc(1, len < 8 ? 8 : len);
-    FUZZ_CHECK(op->memory);
+    bool gpu = kind != WEFT_XFER_NOTIFY && kind != WEFT_XFER_ADD && run->staged & 4;
+    op->memory = gpu ? NULL : calloc(1, len < 8 ? 8 : len);
+    FUZZ_CHECK(gpu || op->memory);
+    uint8_t *at = gpu ? stub_gpu_memory() + run->nops * MOST : op->memory;
     stub_script.dereg_later = 0; /* nothing is under way in what is registered and not posted */
-    if (post(run, kind, op->memory, len, &op->handle))
+    if (post(run, kind, at, len, &op->handle))
         free(op->memory);
     else
         run->nops++;
@@ -190,9 +212,39 @@ static void put_add(struct run *run, struct weft__writer *w)
 {
     struct fuzz_in *in = &run->in;
     weft__put_u64(w, fuzz_u64(in));
-    weft__put_u64(w, fuzz_near(in, (uintptr_t)(memory + GUARD + fuzz_pick(in, WORDS + 2))));
-    weft__put_u64(w, fuzz_near(in, key));
+    bool gpu = run->staged & 8;
+    uint8_t *words = gpu ? stub_gpu_memory() + GPU_AT : (uint8_t *)(memory + GUARD);
+    weft__put_u64(w, fuzz_near(in, (uintptr_t)(words + 8u * fuzz_pick(in, WORDS + 2))));
+    weft__put_u64(w, fuzz_near(in, gpu ? gpu_key : key));
     weft__put_u64(w, 1);
+}
+
+/* An area of the peer. */
+static void put_area(struct run *run, struct weft__writer *w)
+{
+    struct weft_remote r = peer_remote(fuzz_near(&run->in, 3 * SLOT));
+    r.bytes[1] = WEFT_READ | WEFT_WRITE;
+    weft__put_u32(w, (uint32_t)fuzz_near(&run->in, 0));
+    weft__put_u32(w, (uint32_t)fuzz_near(&run->in, SLOT));
+    weft__put_u32(w, (uint32_t)fuzz_near(&run->in, 3));
+    weft__put(w, r.bytes, sizeof r.bytes);
+}
+
+/* Up to four pieces between a slot and the GPU. */
+static void put_copy(struct run *run, struct weft__writer *w)
+{
+    struct fuzz_in *in = &run->in;
+    uint8_t how = fuzz_u8(in), n = how >> 6;
+    weft__put_u32(w, fuzz_u8(in));
+    weft__put_u8(w, how & 1);
+    weft__put_u8(w, (uint8_t)fuzz_near(in, how >> 1 & 3));
+    weft__put_u16(w, (uint16_t)fuzz_near(in, n + 1u));
+    for (int i = 0; i <= n; i++) {
+        uint8_t *at = stub_gpu_memory() + GPU_AT + 64 * fuzz_pick(in, 64);
+        weft__put_u64(w, fuzz_near(in, (uintptr_t)at));
+        weft__put_u64(w, fuzz_near(in, gpu_key));
+        weft__put_u64(w, fuzz_near(in, how & 32 ? 1000 : 64));
+    }
 }
 
 static void put_status(struct fuzz_in *in, struct weft__writer *w)
@@ -222,6 +274,16 @@ static void put_body(struct run *run, const struct weft__msg_head *h, const stru
         weft__put_u64(w, fuzz_near(&run->in, s->id));
         put_status(&run->in, w);
         weft__put_u64(w, 7);
+        break;
+    case WEFT__MSG_STAGE_AREA:
+        put_area(run, w);
+        break;
+    case WEFT__MSG_STAGE_COPY:
+        put_copy(run, w);
+        break;
+    case WEFT__MSG_STAGE_COPIED:
+        weft__put_u32(w, (uint32_t)fuzz_near(&run->in, (uint32_t)s->id));
+        put_status(&run->in, w);
         break;
     default:
         break;
@@ -279,12 +341,37 @@ static void say(struct run *run, uint8_t type)
 
 /* --- one input ------------------------------------------------------------------------------ */
 
+static void set_gpu(uint8_t how)
+{
+    stub_gpu_script = (struct stub_gpu_script){.pin_fails = (how & 0xc0) == 0xc0,
+                                               .start_fails = (how & 0x30) == 0x30,
+                                               .done_fails = (how & 0x0c) == 0x0c,
+                                               .later = how & 3};
+}
+
+/* Areas that wait to be used. */
+static int free_areas(void)
+{
+    int n = 0;
+    for (const struct weft__area *area = ep->copier.areas; area; area = area->next)
+        n++;
+    return n;
+}
+
+/* Behind what is registered nothing is written. */
+static void check_gpu(void)
+{
+    const uint8_t *bytes = stub_gpu_bytes() + GPU_AT + GPU_LEN;
+    for (size_t i = 0; i < GPU_LEN; i++)
+        FUZZ_CHECK(bytes[i] == 0x77);
+}
+
 static void step(struct run *run)
 {
     uint8_t what = fuzz_u8(&run->in);
     struct weft_link *link;
     if (what < 112)
-        say(run, what % (WEFT__MSG_TYPES + 1));
+        say(run, what % (WEFT__MSG_STAGE_OPEN + 1));
     else if (what < 160)
         do_post(run);
     else if (what < 208)
@@ -299,6 +386,12 @@ static void step(struct run *run)
         stub_script.accept_at_most = what % 4;
     else if (what < 244)
         stub_script.dereg_later = what % 4;
+    else if (what < 252)
+        say(run, (uint8_t)(WEFT__MSG_STAGE_OPEN + what % 4));
+    else if (what < 254)
+        run->staged = fuzz_u8(&run->in);
+    else
+        set_gpu(fuzz_u8(&run->in));
     if (what % 4)
         peer_drive(ep);
     for (int i = 0; i < run->nops && what % 4 == 3; i++)
@@ -308,17 +401,22 @@ static void step(struct run *run)
 static void end(struct run *run)
 {
     stub_script = (struct stub_script){0};
+    stub_gpu_script = (struct stub_gpu_script){0};
     pthread_mutex_lock(&ep->lock);
     weft__conn_down(run->conn, WEFT_EPEER, "the input is over");
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
     peer_drive(ep);
+    while (!weft__copier_idle(&ep->copier))
+        peer_drive(ep);
     for (int i = 0; i < run->nops; i++)
         FUZZ_CHECK(reap(&run->ops[i]));
     FUZZ_OK(weft_conn_close(run->conn->handle));
     take_notifs(INT32_MAX);
     FUZZ_CHECK(!ep->notifs && !ep->notif_bytes && !ep->nconns && !ep->tells);
-    FUZZ_CHECK(!stub_link_at(0) && stub_nregs() == ep->nlanes);
+    FUZZ_CHECK(!stub_link_at(0) && stub_nregs() == ep->nlanes * (1 + free_areas()));
+    FUZZ_CHECK(!ep->served_adds && !ep->copier.retired == (stub_gpu_pinned() == free_areas()));
+    check_gpu();
     for (int i = 0; i < GUARD; i++)
         FUZZ_CHECK(memory[i] == 0x7777777777777777u &&
                    memory[GUARD + WORDS + i] == 0x7777777777777777u);

@@ -59,6 +59,7 @@ void peer_drive(struct weft__endpoint *ep)
 {
     for (int i = 0; i < ep->nlanes; i++)
         weft__lane_progress(ep->lanes[i]);
+    weft__copier_progress(ep, &ep->copier);
     weft__tell(ep);
 }
 

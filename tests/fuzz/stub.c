@@ -233,6 +233,8 @@ static int stub_mem_reg(struct weft_nic *nic, const struct weft_mem_range *range
                         struct weft_mem_handle *handle)
 {
     (void)nic;
+    if (range->kind != WEFT_MEM_HOST)
+        return weft_fail(WEFT_EUNSUPPORTED, "the stub does not reach memory of GPUs");
     *handle = (struct weft_mem_handle){.mem = range->addr, .rkey = range->key};
     nregs++;
     return 0;

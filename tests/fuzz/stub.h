@@ -10,6 +10,8 @@
 #ifndef WEFT_FUZZ_STUB_H
 #define WEFT_FUZZ_STUB_H
 
+#include <stdbool.h>
+
 #include "weft/transport.h"
 
 #define STUB_DEPTH 32
@@ -48,5 +50,21 @@ void stub_receive(struct weft_link *link, const void *data, size_t len);
 /* The link dies: no comp after this one. */
 void stub_down(struct weft_link *link, int status);
 int stub_nregs(void);
+
+/* --- the GPU "stub", whose memory no nic reaches (stub_gpu.c) ------------------------------------ */
+
+#define STUB_GPU_BYTES ((size_t)1 << 20)
+
+struct stub_gpu_script {
+    bool pin_fails, start_fails, done_fails;
+    int later; /* a copy that begins now ends when it is asked for once more than so many times */
+};
+extern struct stub_gpu_script stub_gpu_script;
+
+/* The addresses of its memory, and where its bytes are. */
+uint8_t *stub_gpu_memory(void);
+uint8_t *stub_gpu_bytes(void);
+/* Ranges of the host that are pinned for it. */
+int stub_gpu_pinned(void);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The table of backends for fuzz targets, in place of the generated one: with the two stub
- * transports, which come last and are used only where they are named.
+ * transports and the stub GPU, which come last and are used only where they are named.
  */
 #ifndef WEFT_BACKENDS_H
 #define WEFT_BACKENDS_H
@@ -21,9 +21,11 @@ static const struct weft_transport *const weft__transports[] = {
 };
 
 extern const struct weft_gpu_backend weft_gpu_host;
+extern const struct weft_gpu_backend weft_gpu_stub;
 
 static const struct weft_gpu_backend *const weft__gpus[] = {
     &weft_gpu_host,
+    &weft_gpu_stub,
     NULL,
 };
 
