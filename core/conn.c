@@ -34,6 +34,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
     conn->outq_tail = &conn->outq;
     weft_list_init(&conn->ops);
+    weft_list_init(&conn->afters);
     weft__match_init(conn);
     weft__stage_init(&conn->stage);
     conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);

@@ -57,6 +57,7 @@ struct weft__conn {
     uint64_t notif_scan;               /* see weft__notif_pop */
 
     struct weft_list ops; /* all that are not done */
+    struct weft_list afters; /* in order of posting: those that wait for a stream */
     struct weft__opq todo, recvq;
     struct weft__stage stage;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */

@@ -60,6 +60,12 @@ int weft__gpu_copy_now(struct weft__endpoint *ep, int ordinal, void *dst, const 
     return ep->gpu->ops->copy(gpu_of(ep, ordinal), dst, src, len, NULL);
 }
 
+int weft__gpu_mark(struct weft__endpoint *ep, int ordinal, void *stream, struct weft__copy *copy)
+{
+    *copy = (struct weft__copy){.ordinal = ordinal};
+    return ep->gpu->ops->mark(gpu_of(ep, ordinal), stream, &copy->job);
+}
+
 /* --- areas ------------------------------------------------------------------------------------ */
 
 /* Its registration has ended. */
@@ -211,6 +217,15 @@ static void failed(struct weft__copy *copy, int status)
     snprintf(copy->why, sizeof copy->why, "%s", weft_last_error());
 }
 
+static void start(struct weft__endpoint *ep, struct weft__copy *copy)
+{
+    struct weft_gpu *gpu = gpu_of(ep, copy->ordinal);
+    copy->job = NULL;
+    int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n, &copy->job);
+    if (rc)
+        failed(copy, rc);
+}
+
 /* All that is queued is handed to the GPUs. Copier lock held. */
 static int begin(struct weft__endpoint *ep)
 {
@@ -219,12 +234,9 @@ static int begin(struct weft__endpoint *ep)
     for (struct weft__copy *copy = take(ep), *next; copy; copy = next, n++) {
         next = copy->next;
         copy->next = NULL;
-        copy->job = NULL;
         copy->status = 0;
-        int rc = ep->gpu->ops->copy_start(gpu_of(ep, copy->ordinal), copy->list, copy->n,
-                                          &copy->job);
-        if (rc)
-            failed(copy, rc);
+        if (copy->n)
+            start(ep, copy);
         *c->running_tail = copy;
         c->running_tail = &copy->next;
     }
@@ -307,9 +319,20 @@ int weft__copier_drive(struct weft__endpoint *ep)
     return n;
 }
 
+/* Marks of operations that were canceled: those that a stream has not reached end with its GPU's context. */
+static void drop_all(struct weft__copy *list)
+{
+    for (struct weft__copy *copy = list, *next; copy; copy = next) {
+        next = copy->next;
+        copy->done(copy, WEFT_ECANCELED, NULL);
+    }
+}
+
 void weft__copier_close(struct weft__endpoint *ep)
 {
     struct weft__copier *c = &ep->copier;
+    drop_all(c->running);
+    drop_all(c->queue);
     free_retired(ep);
     while (c->areas) {
         struct weft__area *area = c->areas;

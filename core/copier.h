@@ -24,7 +24,7 @@ struct weft__copy {
     struct weft__copy *next;
     int ordinal;                      /* the GPU that does it: weft__gpu_need has opened it */
     const struct weft_gpu_copy *list; /* &one, or the owner's until the end */
-    int n;
+    int n;                            /* 0: a mark (weft__gpu_mark) */
     struct weft_gpu_copy one;
     /* It has ended; why is a sentence, or NULL. Endpoint lock held. The copy is its owner's again. */
     void (*done)(struct weft__copy *copy, int status, const char *why);
@@ -69,6 +69,8 @@ int weft__gpu_need(struct weft__endpoint *ep, int ordinal);
 /* Now, and here: returns when it is done. weft__gpu_need has opened the GPU. Any lock may be held. */
 int weft__gpu_copy_now(struct weft__endpoint *ep, int ordinal, void *dst, const void *src,
                        uint64_t len);
+/* To *copy, which moves nothing: what is queued on this stream now has ended. */
+int weft__gpu_mark(struct weft__endpoint *ep, int ordinal, void *stream, struct weft__copy *copy);
 /* Endpoint lock held; then, without it: kick. */
 void weft__copy_push(struct weft__endpoint *ep, struct weft__copy *copy);
 /* An area that nobody uses, or NULL: one is being made, and weft__stage_area is called when it is there.

@@ -8,6 +8,7 @@
  * nothing is pending. Memory of ops is never unmapped, so a stale handle can be looked up safely.
  */
 #include "op.h"
+#include "after.h"
 #include "conn.h"
 #include "endpoint.h"
 #include "lane.h"
@@ -285,7 +286,9 @@ void weft__op_unpend(struct weft__op *op)
 
 static void leave_queue(struct weft__op *op)
 {
-    if (op->where == WEFT__AT_TODO)
+    if (op->where == WEFT__AT_AFTER)
+        weft__after_leave(op);
+    else if (op->where == WEFT__AT_TODO)
         weft__opq_remove(&op->conn->todo, op);
     else if (op->where == WEFT__AT_STAGED)
         weft__stage_leave(op);
@@ -303,7 +306,7 @@ void weft__op_abort(struct weft__op *op, int status, const char *text)
 void weft__op_cancel(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
-    if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ)
+    if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ && op->where != WEFT__AT_AFTER)
         return; /* its message is on the way: too late */
     op->canceled = true;
     weft__op_fail(op, WEFT_ECANCELED, "canceled");

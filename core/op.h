@@ -12,6 +12,7 @@
 #include "util.h"
 #include "weft/list.h"
 
+struct weft__after;
 struct weft__arrival;
 struct weft__conn;
 struct weft__endpoint;
@@ -43,6 +44,7 @@ enum weft__op_kind {
 
 enum weft__op_where {
     WEFT__AT_NONE,   /* in no queue */
+    WEFT__AT_AFTER,  /* conn->afters: not begun, waits for a stream */
     WEFT__AT_TODO,   /* conn->todo: pieces left to assign */
     WEFT__AT_STAGED, /* conn->stage.ops: pieces left to cut into lots */
     WEFT__AT_SENDQ,  /* conn->stream[].sendq: message not sent yet */
@@ -84,6 +86,7 @@ struct weft__op {
     void *bounce;                        /* contiguous copy of a message in too many pieces */
     struct weft__rec *rec;               /* the message as the sender remembers it */
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
+    struct weft__after *after;           /* that WEFT__AT_AFTER is about */
     struct weft__lot *lot;               /* internal: the lot that it moves */
 
     struct weft__piece one;
@@ -160,5 +163,8 @@ struct weft__opq {
 };
 void weft__opq_push(struct weft__opq *q, struct weft__op *op, enum weft__op_where where);
 void weft__opq_remove(struct weft__opq *q, struct weft__op *op);
+
+/* Begin what was posted (post.c). Endpoint lock held. */
+void weft__op_start(struct weft__conn *conn, struct weft__op *op);
 
 #endif

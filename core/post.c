@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weft_post: from what the caller asks for to an op that is under way. */
+#include "after.h"
 #include "conn.h"
 #include "endpoint.h"
 #include "lane.h"
@@ -247,6 +248,9 @@ static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, st
     if (!p->large)
         return 0;
     bool gather = pieces > WEFT__MAX_REMOTES;
+    if (gather && x->stream)
+        return weft_fail(WEFT_ELIMIT, "a SEND of %zu pieces cannot wait for a stream: %zu can",
+                         pieces, WEFT__MAX_REMOTES);
     p->regs = calloc(gather ? 1 : pieces, sizeof *p->regs);
     if (!p->regs)
         return weft_fail(-ENOMEM, "no memory for %zu registrations", pieces);
@@ -307,9 +311,8 @@ static void adopt(struct weft__op *op, const struct parts *p, const struct weft_
         }
 }
 
-static void start(struct weft__conn *conn, struct weft__op *op)
+static inline void start(struct weft__conn *conn, struct weft__op *op)
 {
-    conn->stats.ops_posted++;
     if (op->kind == WEFT__OP_SEND || op->kind == WEFT__OP_NOTIFY)
         weft__match_send(op);
     else if (op->kind == WEFT__OP_RECV)
@@ -320,9 +323,14 @@ static void start(struct weft__conn *conn, struct weft__op *op)
         weft__stripe_start(conn, op);
 }
 
+void weft__op_start(struct weft__conn *conn, struct weft__op *op)
+{
+    start(conn, op);
+}
+
 /* p is NULL for an operation that needs nothing prepared. Endpoint lock held. */
 static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
-                 bool urgent, weft_op_t *out)
+                 struct weft__after *after, bool urgent, weft_op_t *out)
 {
     if (conn->state == WEFT_CONN_DOWN)
         return weft_fail(conn->status, "conn is down: %s", conn->why);
@@ -340,7 +348,11 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     op->detached = !out;
     if (out)
         *out = op->handle;
-    start(conn, op);
+    conn->stats.ops_posted++;
+    if (after || !weft_list_empty(&conn->afters))
+        weft__after_start(conn, op, after);
+    else
+        start(conn, op);
     return 0;
 }
 
@@ -353,10 +365,16 @@ static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
         if (rc)
             return rc;
     }
-    bool more = x->flags & WEFT_XFER_MORE;
-    struct weft__lane *lane = weft__post_lock(conn, more);
-    int rc = begin(conn, x, p, urgent, out);
-    weft__post_unlock(conn, lane, more);
+    struct weft__after *after = NULL;
+    int rc = x->stream ? weft__after_mark(conn->ep, x->stream, &after) : 0;
+    if (rc == 0) {
+        bool more = x->flags & WEFT_XFER_MORE;
+        struct weft__lane *lane = weft__post_lock(conn, more);
+        rc = begin(conn, x, p, after, urgent, out);
+        weft__post_unlock(conn, lane, more);
+    }
+    if (rc && after)
+        weft__after_drop(after);
     if (rc && p)
         parts_undo(conn->ep, p);
     else if (p)

@@ -79,6 +79,18 @@ static int default_present(void)
     return 0;
 }
 
+static int default_stream_gpu(void *stream, int *ordinal)
+{
+    (void)stream, (void)ordinal;
+    return weft_fail(WEFT_EUNSUPPORTED, "this GPU backend has no streams");
+}
+
+static int default_mark(struct weft_gpu *gpu, void *stream, struct weft_gpu_job **job)
+{
+    (void)job;
+    return default_stream_gpu(stream, &gpu->ordinal);
+}
+
 static int default_export_dmabuf(struct weft_gpu *gpu, void *addr, uint64_t len, int *fd,
                                  uint64_t *offset)
 {
@@ -168,6 +180,10 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     if (!k->ops.copy_start || !k->ops.copy_done) { /* one is nothing without the other */
         k->ops.copy_start = default_copy_start;
         k->ops.copy_done = default_copy_done;
+    }
+    if (!k->ops.stream_gpu || !k->ops.mark) {
+        k->ops.stream_gpu = default_stream_gpu;
+        k->ops.mark = default_mark;
     }
     if (!k->ops.export_dmabuf)
         k->ops.export_dmabuf = default_export_dmabuf;

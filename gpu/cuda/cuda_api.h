@@ -58,6 +58,8 @@ enum { CUDA_HANDLE_DMABUF = 1 };
     XX(ctx_release, cuDevicePrimaryCtxRelease_v2, (int))                                          \
     XX(ctx_push, cuCtxPushCurrent_v2, (cuda_ctx_t))                                               \
     XX(ctx_pop, cuCtxPopCurrent_v2, (cuda_ctx_t *))                                               \
+    XX(ctx_device, cuCtxGetDevice, (int *))                                                       \
+    XX(stream_ctx, cuStreamGetCtx, (cuda_stream_t, cuda_ctx_t *))                                 \
     XX(stream_create, cuStreamCreate, (cuda_stream_t *, unsigned))                                \
     XX(stream_destroy, cuStreamDestroy_v2, (cuda_stream_t))                                       \
     XX(stream_wait, cuStreamSynchronize, (cuda_stream_t))                                         \

@@ -50,6 +50,10 @@ static int get(struct cuda_gpu *gpu, struct weft_gpu_job **out, cuda_stream_t *w
             free(job);
             return cuda_fail(result, "cannot make an event");
         }
+        pthread_mutex_lock(&gpu->lock);
+        job->next_of_all = gpu->jobs;
+        gpu->jobs = job;
+        pthread_mutex_unlock(&gpu->lock);
     }
     *out = job;
     return 0;
@@ -57,9 +61,9 @@ static int get(struct cuda_gpu *gpu, struct weft_gpu_job **out, cuda_stream_t *w
 
 void cuda_copy_end(struct cuda_gpu *gpu)
 {
-    while (gpu->idle) {
-        struct weft_gpu_job *job = gpu->idle;
-        gpu->idle = job->next;
+    while (gpu->jobs) {
+        struct weft_gpu_job *job = gpu->jobs;
+        gpu->jobs = job->next_of_all;
         gpu->api->event_destroy(job->event);
         free(job);
     }
@@ -113,4 +117,53 @@ int cuda_copy_done(struct weft_gpu *base, struct weft_gpu_job *job)
         return 0;
     put(gpu, job);
     return result ? cuda_fail(result, "a copy failed") : 1;
+}
+
+/* --- streams of callers ------------------------------------------------------------------------------------ */
+
+/* WEFT_STREAM_DEFAULT is the driver's CU_STREAM_LEGACY. */
+int cuda_stream_gpu(void *stream, int *ordinal)
+{
+    const struct cuda_api *api = cuda_api_quick();
+    cuda_ctx_t ctx = NULL;
+    int device = -1;
+    if (!api)
+        return WEFT_ENODEV;
+    int result = api->stream_ctx(stream, &ctx);
+    if (result == 0)
+        result = api->ctx_push(ctx);
+    if (result)
+        return cuda_fail(result, "cannot tell whose stream it is");
+    result = api->ctx_device(&device);
+    api->ctx_pop(&ctx);
+    int n = 0, at = -1, found = -1;
+    api->device_count(&n);
+    while (++at < n && found != device)
+        api->device_get(&found, at);
+    if (result || found != device)
+        return cuda_fail(result ? result : CUDA_EDEVICE, "cannot tell whose stream it is");
+    *ordinal = at - 1;
+    return 0;
+}
+
+int cuda_mark(struct weft_gpu *base, void *stream, struct weft_gpu_job **out)
+{
+    struct cuda_gpu *gpu = cuda_of(base);
+    struct weft_gpu_job *job;
+    cuda_stream_t unused;
+    int rc = cuda_enter(gpu);
+    if (rc)
+        return rc;
+    rc = get(gpu, &job, &unused);
+    if (rc == 0) {
+        int result = gpu->api->event_record(job->event, stream);
+        if (result) {
+            put(gpu, job);
+            rc = cuda_fail(result, "cannot wait for the stream");
+        } else {
+            *out = job;
+        }
+    }
+    cuda_leave(gpu);
+    return rc;
 }

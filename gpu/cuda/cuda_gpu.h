@@ -14,7 +14,7 @@
 
 /* An event, and its place among those that are not in use. */
 struct weft_gpu_job {
-    struct weft_gpu_job *next;
+    struct weft_gpu_job *next, *next_of_all;
     cuda_event_t event;
 };
 
@@ -27,7 +27,7 @@ struct cuda_gpu {
     cuda_stream_t ways[CUDA_WAYS];
     pthread_mutex_t lock; /* of what follows */
     unsigned way;         /* the next one */
-    struct weft_gpu_job *idle;
+    struct weft_gpu_job *idle, *jobs; /* all */
 };
 
 static inline struct cuda_gpu *cuda_of(struct weft_gpu *gpu)
@@ -63,7 +63,9 @@ weft_gpu_export_dmabuf_fn cuda_export_dmabuf;
 weft_gpu_copy_fn cuda_copy;
 weft_gpu_copy_start_fn cuda_copy_start;
 weft_gpu_copy_done_fn cuda_copy_done;
-/* The events that are not in use. In the context. */
+weft_gpu_stream_gpu_fn cuda_stream_gpu;
+weft_gpu_mark_fn cuda_mark;
+/* All events. In the context. */
 void cuda_copy_end(struct cuda_gpu *gpu);
 weft_gpu_ipc_export_fn cuda_ipc_export;
 weft_gpu_ipc_open_fn cuda_ipc_open;

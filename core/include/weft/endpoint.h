@@ -276,7 +276,7 @@ struct weft_local {
  * One operation. The struct and its arrays may be reused when weft_post returns; the memory that
  * local describes is Weft's until the operation is done, and so are the bytes of a RECV's buffer.
  * All of it may be memory of GPUs, registered or not, but for `notify` and `result`, which are the host's:
- * WEFT_EUNSUPPORTED. What a kernel is still writing is not waited for: synchronise before.
+ * WEFT_EUNSUPPORTED.
  */
 struct weft_xfer {
     size_t struct_size;
@@ -297,7 +297,12 @@ struct weft_xfer {
     size_t notify_len;
     uint64_t value;   /* ADD */
     uint64_t *result; /* ADD: where the word before the addition goes; may be NULL */
+    /* Begin after what is queued on this stream of a GPU now (a CUstream, a cudaStream_t, torch's `cuda_stream`), without
+     * waiting for it here; nobody else need synchronise. WEFT_STREAM_DEFAULT: that which has the number 0. NULL: none; what a
+     * kernel is still writing is not waited for. The stream is not being captured into a graph. */
+    void *stream;
 };
+#define WEFT_STREAM_DEFAULT ((void *)1) /* of the GPU whose context the thread has */
 #define WEFT_XFER_MORE 1u /* another weft_post follows at once: sending may wait for it */
 
 struct weft_op_status {

@@ -49,7 +49,7 @@ typedef int weft_gpu_present_fn(void);
 
 /* open: make a context on one device (0 <= ordinal < probe()). Returns 0 or a code. */
 typedef int weft_gpu_open_fn(int ordinal, struct weft_gpu **gpu);
-/* close: give it back; its allocations and mappings are freed before. */
+/* close: give it back; its allocations and mappings are freed before. Marks that were not reached end. */
 typedef void weft_gpu_close_fn(struct weft_gpu *gpu);
 
 /* alloc: device memory, at least 256-byte aligned, len > 0. Returns 0, -ENOMEM or a code. */
@@ -90,6 +90,14 @@ typedef int weft_gpu_copy_start_fn(struct weft_gpu *gpu, const struct weft_gpu_c
 /* copy_done (with copy_start): 1: all bytes are there; 0: not yet; or a code: the device failed and touches
  * the memory no more. The job is gone unless it is 0. Does not wait. */
 typedef int weft_gpu_copy_done_fn(struct weft_gpu *gpu, struct weft_gpu_job *job);
+
+/*
+ * stream_gpu, mark (optional, together): whose a caller's stream is, WEFT_STREAM_DEFAULT too; and a job that has ended
+ * when what is queued on the stream now has. copy_done tells, with a code if that failed. Neither waits.
+ * Default: WEFT_EUNSUPPORTED.
+ */
+typedef int weft_gpu_stream_gpu_fn(void *stream, int *ordinal);
+typedef int weft_gpu_mark_fn(struct weft_gpu *gpu, void *stream, struct weft_gpu_job **job);
 
 /* launch: run a kernel of the built-in module by name, args as one plain struct.
  * WEFT_EUNSUPPORTED if the backend has no kernel of that name. */
@@ -136,6 +144,8 @@ struct weft_gpu_ops {
     weft_gpu_present_fn *present;
     weft_gpu_copy_start_fn *copy_start;
     weft_gpu_copy_done_fn *copy_done;
+    weft_gpu_stream_gpu_fn *stream_gpu;
+    weft_gpu_mark_fn *mark;
     weft_gpu_export_dmabuf_fn *export_dmabuf;
     weft_gpu_ipc_export_fn *ipc_export;
     weft_gpu_ipc_open_fn *ipc_open;

@@ -321,12 +321,44 @@ struct queued {
 
 struct cuda_stream {
     struct queued *head, **tail;
+    int device;
 };
 
 struct cuda_event {
     struct cuda_stream *stream; /* it stands there; NULL: it has been reached */
     unsigned asked;
 };
+
+/* CU_STREAM_LEGACY is the default one of the context. With the lock held. */
+static struct cuda_stream *stream_of(cuda_stream_t stream)
+{
+    static struct cuda_stream legacy[8];
+    if ((intptr_t)stream != 1)
+        return stream;
+    int device = device_of() < 0 ? 0 : device_of();
+    stream = &legacy[device];
+    if (!stream->tail)
+        *stream = (struct cuda_stream){.tail = &stream->head, .device = device};
+    return stream;
+}
+
+int cuStreamGetCtx(cuda_stream_t stream, cuda_ctx_t *ctx)
+{
+    if ((intptr_t)stream == 1 && device_of() < 0)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    *ctx = (cuda_ctx_t)(intptr_t)(stream_of(stream)->device + 1);
+    pthread_mutex_unlock(&lock);
+    return CUDA_OK;
+}
+
+int cuCtxGetDevice(int *device)
+{
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    *device = device_of();
+    return CUDA_OK;
+}
 
 static bool lost(void)
 {
@@ -342,6 +374,7 @@ int cuStreamCreate(cuda_stream_t *out, unsigned flags)
     if (!stream)
         return CUDA_ENOMEM;
     stream->tail = &stream->head;
+    stream->device = device_of();
     *out = stream;
     return CUDA_OK;
 }
@@ -356,7 +389,7 @@ static void run(struct cuda_stream *stream, const struct cuda_event *upto)
             stream->tail = &stream->head;
         if (event) {
             event->stream = NULL;
-        } else {
+        } else if (q->len) {
             uint8_t *to = bytes_of(q->dst, q->len), *from = bytes_of(q->src, q->len);
             copies++;
             if (to && from && !lost())
@@ -368,8 +401,9 @@ static void run(struct cuda_stream *stream, const struct cuda_event *upto)
     }
 }
 
-static int queue(struct cuda_stream *stream, struct queued what)
+static int queue(cuda_stream_t on, struct queued what)
 {
+    struct cuda_stream *stream = stream_of(on);
     struct queued *q = malloc(sizeof *q);
     if (!q)
         return CUDA_ENOMEM;
@@ -391,7 +425,7 @@ int cuStreamDestroy_v2(cuda_stream_t stream)
 int cuStreamSynchronize(cuda_stream_t stream)
 {
     pthread_mutex_lock(&lock);
-    run(stream, NULL);
+    run(stream_of(stream), NULL);
     int rc = lost() ? LOST : CUDA_OK;
     pthread_mutex_unlock(&lock);
     return rc;
@@ -418,8 +452,14 @@ int cuEventCreate(cuda_event_t *event, unsigned flags)
     return *event ? CUDA_OK : CUDA_ENOMEM;
 }
 
+/* One that was not reached stays behind as nothing. */
 int cuEventDestroy_v2(cuda_event_t event)
 {
+    pthread_mutex_lock(&lock);
+    for (struct queued *q = event->stream ? event->stream->head : NULL; q; q = q->next)
+        if (q->event == event)
+            q->event = NULL;
+    pthread_mutex_unlock(&lock);
     free(event);
     return CUDA_OK;
 }
@@ -427,7 +467,7 @@ int cuEventDestroy_v2(cuda_event_t event)
 int cuEventRecord(cuda_event_t event, cuda_stream_t stream)
 {
     pthread_mutex_lock(&lock);
-    event->stream = stream;
+    event->stream = stream_of(stream);
     event->asked = 0;
     int rc = queue(stream, (struct queued){.event = event});
     pthread_mutex_unlock(&lock);
