@@ -231,6 +231,8 @@ static int begin(struct weft__endpoint *ep)
 {
     struct weft__copier *c = &ep->copier;
     int n = 0;
+    if (!atomic_load(&c->waiting))
+        return 0;
     for (struct weft__copy *copy = take(ep), *next; copy; copy = next, n++) {
         next = copy->next;
         copy->next = NULL;

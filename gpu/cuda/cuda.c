@@ -78,8 +78,8 @@ static void unmake(struct cuda_gpu *gpu)
 {
     cuda_copy_end(gpu);
     for (int i = 0; i < CUDA_WAYS; i++)
-        if (gpu->ways[i])
-            gpu->api->stream_destroy(gpu->ways[i]);
+        if (gpu->ways[i].stream)
+            gpu->api->stream_destroy(gpu->ways[i].stream);
     if (gpu->stream)
         gpu->api->stream_destroy(gpu->stream);
 }
@@ -97,7 +97,7 @@ static int make(struct cuda_gpu *gpu)
     if (rc == 0) {
         result = api->stream_create(&gpu->stream, CUDA_STREAM_ALONE);
         for (int i = 0; i < CUDA_WAYS && result == 0; i++)
-            result = api->stream_create(&gpu->ways[i], CUDA_STREAM_ALONE);
+            result = api->stream_create(&gpu->ways[i].stream, CUDA_STREAM_ALONE);
         if (result)
             unmake(gpu);
         cuda_leave(gpu);

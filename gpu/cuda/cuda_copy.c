@@ -32,29 +32,34 @@ static void put(struct cuda_gpu *gpu, struct weft_gpu_job *job)
     pthread_mutex_unlock(&gpu->lock);
 }
 
-/* One that is not in use, or a new one, and the next stream. In the context. */
-static int get(struct cuda_gpu *gpu, struct weft_gpu_job **out, cuda_stream_t *way)
+static int make(struct cuda_gpu *gpu, struct weft_gpu_job **out)
+{
+    struct weft_gpu_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return weft_fail(-ENOMEM, "gpu cuda: no memory for a copy");
+    int result = gpu->api->event_create(&job->event, CUDA_EVENT_NO_TIMES);
+    if (result) {
+        free(job);
+        return cuda_fail(result, "cannot make an event");
+    }
+    pthread_mutex_lock(&gpu->lock);
+    job->next_of_all = gpu->jobs;
+    gpu->jobs = job;
+    pthread_mutex_unlock(&gpu->lock);
+    *out = job;
+    return 0;
+}
+
+/* One that is not in use, or a new one. In the context. */
+static int get(struct cuda_gpu *gpu, struct weft_gpu_job **out)
 {
     pthread_mutex_lock(&gpu->lock);
     struct weft_gpu_job *job = gpu->idle;
     if (job)
         gpu->idle = job->next;
-    *way = gpu->ways[gpu->way++ % CUDA_WAYS];
     pthread_mutex_unlock(&gpu->lock);
-    if (!job) {
-        job = calloc(1, sizeof *job);
-        if (!job)
-            return weft_fail(-ENOMEM, "gpu cuda: no memory for a copy");
-        int result = gpu->api->event_create(&job->event, CUDA_EVENT_NO_TIMES);
-        if (result) {
-            free(job);
-            return cuda_fail(result, "cannot make an event");
-        }
-        pthread_mutex_lock(&gpu->lock);
-        job->next_of_all = gpu->jobs;
-        gpu->jobs = job;
-        pthread_mutex_unlock(&gpu->lock);
-    }
+    if (!job)
+        return make(gpu, out);
     *out = job;
     return 0;
 }
@@ -69,52 +74,88 @@ void cuda_copy_end(struct cuda_gpu *gpu)
     }
 }
 
-static int start(struct cuda_gpu *gpu, const struct weft_gpu_copy *list, int n, struct weft_gpu_job **out)
+/* On a way, whose lock is held: nothing comes between the copies and their event. */
+static int start(struct cuda_gpu *gpu, struct cuda_way *way, const struct weft_gpu_copy *list,
+                 int n, struct weft_gpu_job *job)
 {
     const struct cuda_api *api = gpu->api;
-    struct weft_gpu_job *job = NULL;
-    cuda_stream_t way;
-    int rc = get(gpu, &job, &way), result = 0;
-    if (rc)
-        return rc;
+    int result = 0;
     for (int i = 0; i < n && result == 0; i++)
         if (list[i].len)
-            result = api->copy((uintptr_t)list[i].dst, (uintptr_t)list[i].src, list[i].len, way);
-    int recorded = result ? api->stream_wait(way) : api->event_record(job->event, way);
-    if (result == 0 && recorded == 0) {
-        *out = job;
-        return 0;
+            result = api->copy((uintptr_t)list[i].dst, (uintptr_t)list[i].src, list[i].len,
+                               way->stream);
+    if (result == 0)
+        result = api->event_record(job->event, way->stream);
+    if (result) {
+        api->stream_wait(way->stream); /* nothing may be under way */
+        return cuda_fail(result, "cannot copy");
     }
-    if (recorded && result == 0)
-        api->stream_wait(way); /* nothing may be under way */
-    put(gpu, job);
-    return cuda_fail(result ? result : recorded, "cannot copy");
+    job->next = NULL;
+    job->asked = 0;
+    if (way->first)
+        way->last->next = job;
+    else
+        way->first = job;
+    way->last = job;
+    return 0;
 }
 
 int cuda_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,
-                    struct weft_gpu_job **job)
+                    struct weft_gpu_job **out)
 {
     struct cuda_gpu *gpu = cuda_of(base);
+    struct weft_gpu_job *job;
     int rc = cuda_enter(gpu);
     if (rc)
         return rc;
-    rc = start(gpu, list, n, job);
+    rc = get(gpu, &job);
+    if (rc == 0) {
+        pthread_mutex_lock(&gpu->lock);
+        job->way = (int)(gpu->way++ % CUDA_WAYS);
+        rc = start(gpu, &gpu->ways[job->way], list, n, job);
+        pthread_mutex_unlock(&gpu->lock);
+        if (rc)
+            put(gpu, job);
+        else
+            *out = job;
+    }
     cuda_leave(gpu);
     return rc;
+}
+
+/* Its turn to be asked for? */
+static bool is_due(struct cuda_gpu *gpu, struct weft_gpu_job *job)
+{
+    pthread_mutex_lock(&gpu->lock);
+    bool due = job->way < 0 || gpu->ways[job->way].first == job || ++job->asked % CUDA_ASK == 0;
+    pthread_mutex_unlock(&gpu->lock);
+    return due;
+}
+
+/* It is no more among those under way. */
+static void leave(struct cuda_gpu *gpu, const struct weft_gpu_job *job)
+{
+    struct cuda_way *way = &gpu->ways[job->way];
+    struct weft_gpu_job **at = &way->first, *before = NULL;
+    pthread_mutex_lock(&gpu->lock);
+    for (; *at != job; at = &before->next)
+        before = *at;
+    *at = job->next;
+    if (way->last == job)
+        way->last = before;
+    pthread_mutex_unlock(&gpu->lock);
 }
 
 int cuda_copy_done(struct weft_gpu *base, struct weft_gpu_job *job)
 {
     struct cuda_gpu *gpu = cuda_of(base);
-    int rc = cuda_enter(gpu);
-    if (rc) { /* the context is no more, and copies nothing */
-        put(gpu, job);
-        return rc;
-    }
-    int result = gpu->api->event_query(job->event);
-    cuda_leave(gpu);
+    if (!is_due(gpu, job))
+        return 0;
+    int result = gpu->api->event_query(job->event); /* in no context: an event knows its own */
     if (result == CUDA_EBUSY)
         return 0;
+    if (job->way >= 0)
+        leave(gpu, job);
     put(gpu, job);
     return result ? cuda_fail(result, "a copy failed") : 1;
 }
@@ -150,17 +191,17 @@ int cuda_mark(struct weft_gpu *base, void *stream, struct weft_gpu_job **out)
 {
     struct cuda_gpu *gpu = cuda_of(base);
     struct weft_gpu_job *job;
-    cuda_stream_t unused;
     int rc = cuda_enter(gpu);
     if (rc)
         return rc;
-    rc = get(gpu, &job, &unused);
+    rc = get(gpu, &job);
     if (rc == 0) {
         int result = gpu->api->event_record(job->event, stream);
         if (result) {
             put(gpu, job);
             rc = cuda_fail(result, "cannot wait for the stream");
         } else {
+            job->way = -1;
             *out = job;
         }
     }

@@ -11,11 +11,22 @@
 
 /* Streams for copies that are not waited for: as many as the engines that copy one way or the other. */
 #define CUDA_WAYS 4
+/* Of so many times that a copy is asked for which is not the first, one goes to the driver. */
+#define CUDA_ASK 16
 
-/* An event, and its place among those that are not in use. */
+/* An event, and its place among those that are not in use, or behind which it stands. */
 struct weft_gpu_job {
     struct weft_gpu_job *next, *next_of_all;
     cuda_event_t event;
+    int way;        /* -1: a mark */
+    unsigned asked; /* in vain, because others were before it */
+};
+
+/* A stream of copies that are not waited for. It does one after the other: while the first is not done, the driver is
+ * asked for others now and then only. */
+struct cuda_way {
+    cuda_stream_t stream;
+    struct weft_gpu_job *first, *last; /* under way */
 };
 
 struct cuda_gpu {
@@ -24,9 +35,9 @@ struct cuda_gpu {
     int device;           /* CUdevice */
     cuda_ctx_t ctx;       /* the primary one, which the runtime and torch use, too */
     cuda_stream_t stream; /* of copies that nobody named a stream for, and that are waited for */
-    cuda_stream_t ways[CUDA_WAYS];
     pthread_mutex_t lock; /* of what follows */
-    unsigned way;         /* the next one */
+    struct cuda_way ways[CUDA_WAYS];
+    unsigned way;                     /* the next one */
     struct weft_gpu_job *idle, *jobs; /* all */
 };
 
