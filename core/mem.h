@@ -78,6 +78,9 @@ static inline bool weft__reg_contains(const struct weft__reg *reg, const void *a
     return weft__contains((uintptr_t)reg->addr, reg->len, (uintptr_t)addr, len);
 }
 
+/* Why this lane's nic does not reach it, which it did not when it was registered. No lock held. */
+const char *weft__reg_why(struct weft__reg *reg, struct weft__lane *lane);
+
 /* The shared registration with this key, or NULL. Endpoint lock held. */
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key);
 /* To *gpu: 1 + the ordinal of the GPU whose memory it is, which is opened, if no processor reaches it; else 0. */

@@ -125,6 +125,12 @@ static int reg_on_lanes(struct weft__reg *reg)
     return 0;
 }
 
+const char *weft__reg_why(struct weft__reg *reg, struct weft__lane *lane)
+{
+    weft_fail(0, "%s", "");
+    return reg_on_lane(reg, lane) ? weft_last_error() : "it does now";
+}
+
 int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t access,
                    struct weft__reg **out)
 {

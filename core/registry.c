@@ -91,6 +91,18 @@ static int default_mark(struct weft_gpu *gpu, void *stream, struct weft_gpu_job 
     return default_stream_gpu(stream, &gpu->ordinal);
 }
 
+static int default_describe(int ordinal, struct weft_gpu_device *device)
+{
+    *device = (struct weft_gpu_device){.bytes = 0};
+    snprintf(device->name, sizeof device->name, "device %d", ordinal);
+    return 0;
+}
+
+static int default_link(int from, int to)
+{
+    return from == to ? WEFT_GPU_LINK_SELF : WEFT_GPU_LINK_NONE;
+}
+
 static int default_export_dmabuf(struct weft_gpu *gpu, void *addr, uint64_t len, int *fd,
                                  uint64_t *offset)
 {
@@ -175,6 +187,10 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     k->ops = *b->ops;
     k->backend.ops = &k->ops;
     k->from_module = from_module;
+    if (!k->ops.describe)
+        k->ops.describe = default_describe;
+    if (!k->ops.link)
+        k->ops.link = default_link;
     if (!k->ops.present)
         k->ops.present = default_present;
     if (!k->ops.copy_start || !k->ops.copy_done) { /* one is nothing without the other */

@@ -104,7 +104,7 @@ int info_attrs(const char *transport, const char *device, struct info_attr *attr
     return list.n;
 }
 
-static const char *distance_name(int distance)
+const char *info_distance(int distance)
 {
     static const char *const names[] = {"same switch", "same root", "same node", "same socket",
                                         "another socket"};
@@ -120,7 +120,7 @@ const char *info_device(const struct weft_device_info *d, char text[INFO_TEXT_MA
     if (d->bits_per_s)
         snprintf(rate, sizeof rate, ", %g Gbit/s", (double)d->bits_per_s / 1e9);
     if (d->distance >= 0)
-        snprintf(distance, sizeof distance, ", %s", distance_name(d->distance));
+        snprintf(distance, sizeof distance, ", %s", info_distance(d->distance));
     snprintf(text, INFO_TEXT_MAX, "%s%s%s%s%s%s", d->summary, *d->pci ? ", " : "", d->pci, numa,
              distance, rate);
     return text;
@@ -189,7 +189,7 @@ static cJSON *devices_json(const char *transport)
         cJSON_AddNumberToObject(o, "numa", d.numa);
         cJSON_AddStringToObject(o, "pci", d.pci);
         cJSON_AddNumberToObject(o, "bits_per_s", (double)d.bits_per_s);
-        cJSON_AddStringToObject(o, "distance", distance_name(d.distance));
+        cJSON_AddStringToObject(o, "distance", info_distance(d.distance));
         cJSON_AddNumberToObject(o, "rail", d.rail);
         if (d.usable && weft_device_attr(transport, d.name, &attr) == 0)
             cJSON_AddItemToObject(o, "attributes", attributes_json(&attr));
@@ -224,6 +224,110 @@ static cJSON *topology_json(void)
     return o;
 }
 
+const char *info_gpu(const struct weft_gpu_device_info *d, char text[INFO_TEXT_MAX])
+{
+    char numa[32] = "", wave[32] = "", bytes[32] = "";
+    if (d->numa >= 0)
+        snprintf(numa, sizeof numa, ", NUMA node %d", d->numa);
+    if (d->bytes)
+        snprintf(bytes, sizeof bytes, ", %.1f GiB", (double)d->bytes / (1 << 30));
+    if (d->wave)
+        snprintf(wave, sizeof wave, ", waves of %u", d->wave);
+    snprintf(text, INFO_TEXT_MAX, "%s%s%s%s%s%s", d->name, d->pci[0] ? ", " : "", d->pci, numa,
+             bytes, wave);
+    return text;
+}
+
+const char *info_link(int link)
+{
+    switch (link) {
+    case WEFT_GPU_LINK_NONE:
+        return "the host";
+    case WEFT_GPU_LINK_PCI:
+        return "PCIe";
+    case WEFT_GPU_LINK_FABRIC:
+        return "NVLink/xGMI";
+    case WEFT_GPU_LINK_SELF:
+        return "itself";
+    default:
+        return "unknown";
+    }
+}
+
+const char *info_way(int way)
+{
+    return way == WEFT_GPU_DIRECT ? "direct" : way == WEFT_GPU_STAGED ? "staged" : "impossible";
+}
+
+int info_gpu_way(const char *backend, int j, const struct weft_transport_info *t, char *why,
+                 size_t size)
+{
+    if (t->usable)
+        return weft_gpu_way(backend, j, t->name, why, size);
+    snprintf(why, size, "the transport is not usable");
+    return WEFT_ENODEV;
+}
+
+int info_nearest(const char *transport, const struct weft_gpu_device_info *gpu,
+                 struct weft_device_info *nearest)
+{
+    int rc = -1;
+    if (!gpu->pci[0] || weft_config_set("WEFT_NEAR", gpu->pci))
+        return -1;
+    for (int j = 0; rc && weft_device_info(transport, j, nearest) == 0; j++)
+        if (nearest->usable && nearest->distance != WEFT_DISTANCE_UNKNOWN)
+            rc = 0;
+    weft_config_set("WEFT_NEAR", NULL);
+    return rc;
+}
+
+static cJSON *ways_json(const char *backend, int j, const struct weft_gpu_device_info *gpu)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_transport_info t;
+    struct weft_device_info d;
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++) {
+        char why[192];
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddStringToObject(o, "transport", t.name);
+        int way = info_gpu_way(backend, j, &t, why, sizeof why);
+        cJSON_AddStringToObject(o, "way", info_way(way));
+        cJSON_AddStringToObject(o, "reason", why);
+        if (info_nearest(t.name, gpu, &d) == 0) {
+            cJSON_AddStringToObject(o, "nearest", d.name);
+            cJSON_AddStringToObject(o, "distance", info_distance(d.distance));
+        }
+        cJSON_AddItemToArray(list, o);
+    }
+    return list;
+}
+
+static cJSON *gpu_devices_json(const struct weft_gpu_info *g)
+{
+    cJSON *list = cJSON_CreateArray();
+    struct weft_gpu_device_info d;
+    for (int j = 0; j < g->ndevices && g->usable; j++) {
+        cJSON *o = cJSON_CreateObject(), *links = cJSON_CreateArray();
+        cJSON_AddItemToArray(list, o);
+        if (weft_gpu_device_info(g->name, j, &d)) {
+            cJSON_AddStringToObject(o, "reason", weft_last_error());
+            cJSON_Delete(links);
+            continue;
+        }
+        cJSON_AddStringToObject(o, "name", d.name);
+        cJSON_AddStringToObject(o, "pci", d.pci);
+        cJSON_AddNumberToObject(o, "numa", d.numa);
+        cJSON_AddNumberToObject(o, "bytes", (double)d.bytes);
+        cJSON_AddNumberToObject(o, "wave", d.wave);
+        for (int to = 0; to < g->ndevices; to++)
+            cJSON_AddItemToArray(links,
+                                 cJSON_CreateString(info_link(weft_gpu_link(g->name, j, to))));
+        cJSON_AddItemToObject(o, "links", links);
+        cJSON_AddItemToObject(o, "transports", ways_json(g->name, j, &d));
+    }
+    return list;
+}
+
 static cJSON *gpus_json(void)
 {
     cJSON *list = cJSON_CreateArray();
@@ -232,6 +336,7 @@ static cJSON *gpus_json(void)
         cJSON *o = entry_json(g.name, g.summary, g.usable, g.usable ? "" : g.reason);
         cJSON_AddNumberToObject(o, "ndevices", g.ndevices);
         cJSON_AddBoolToObject(o, "from_module", g.from_module);
+        cJSON_AddItemToObject(o, "devices", gpu_devices_json(&g));
         cJSON_AddItemToArray(list, o);
     }
     return list;

@@ -91,6 +91,58 @@ static void print_topology(void)
                t.known ? "from" : "not known:", t.known ? t.near : t.reason);
 }
 
+static void print_nearest(const struct weft_gpu_device_info *gpu)
+{
+    struct weft_transport_info t;
+    struct weft_device_info d;
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++)
+        if (info_nearest(t.name, gpu, &d) == 0)
+            printf("      nearest     %s %s, %s\n", t.name, d.name, info_distance(d.distance));
+}
+
+/* How its memory moves over each transport. */
+static void print_ways(const char *backend, int j)
+{
+    struct weft_transport_info t;
+    for (int i = 0; weft_transport_info(i, &t) == 0; i++) {
+        char why[192];
+        int way = info_gpu_way(backend, j, &t, why, sizeof why);
+        printf("      %-11s %s%s%s\n", t.name, info_way(way), *why ? ": " : "", why);
+    }
+}
+
+/* By what each reaches the memory of each. */
+static void print_links(const struct weft_gpu_info *g)
+{
+    printf("    links");
+    for (int j = 0; j < g->ndevices; j++)
+        printf(" %-11d", j);
+    printf("\n");
+    for (int i = 0; i < g->ndevices; i++) {
+        printf("    %-5d", i);
+        for (int j = 0; j < g->ndevices; j++)
+            printf(" %-11s", info_link(weft_gpu_link(g->name, i, j)));
+        printf("\n");
+    }
+}
+
+static void print_gpu_devices(const struct weft_gpu_info *g)
+{
+    struct weft_gpu_device_info d;
+    char text[INFO_TEXT_MAX];
+    for (int j = 0; j < g->ndevices; j++) {
+        if (weft_gpu_device_info(g->name, j, &d)) {
+            printf("    %-3d %s\n", j, weft_last_error());
+            continue;
+        }
+        printf("    %-3d %s\n", j, info_gpu(&d, text));
+        print_nearest(&d);
+        print_ways(g->name, j);
+    }
+    if (g->ndevices > 1)
+        print_links(g);
+}
+
 static void print_gpus(bool verbose)
 {
     struct weft_gpu_info g;
@@ -100,8 +152,8 @@ static void print_gpus(bool verbose)
                g.from_module ? " (module)" : "");
         if (!g.usable)
             printf("    not usable: %s\n", g.reason);
-        else if (verbose)
-            printf("    %d device%s\n", g.ndevices, g.ndevices == 1 ? "" : "s");
+        else if (strcmp(g.name, "host") || verbose)
+            print_gpu_devices(&g);
     }
 }
 

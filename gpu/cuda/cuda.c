@@ -3,10 +3,13 @@
 #include "cuda_gpu.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 static weft_gpu_probe_fn probe;
 static weft_gpu_present_fn present;
+static weft_gpu_describe_fn describe;
+static weft_gpu_link_fn link_of;
 static weft_gpu_open_fn open_device;
 static weft_gpu_close_fn close_device;
 static weft_gpu_launch_fn launch;
@@ -23,6 +26,8 @@ static const struct weft_gpu_ops cuda_ops = {
     .host_map = cuda_host_map,
     .host_unmap = cuda_host_unmap,
     .present = present,
+    .describe = describe,
+    .link = link_of,
     .copy_start = cuda_copy_start,
     .copy_done = cuda_copy_done,
     .stream_gpu = cuda_stream_gpu,
@@ -59,6 +64,61 @@ static int probe(void)
 static int present(void)
 {
     return cuda_present();
+}
+
+/* "0000:3b:00.0"; a device that tells none has none. */
+static void find_pci(const struct cuda_api *api, int device, char pci[16])
+{
+    int domain, bus, number;
+    if (!api->device_attribute(&domain, CUDA_DEVICE_DOMAIN, device) &&
+        !api->device_attribute(&bus, CUDA_DEVICE_BUS, device) &&
+        !api->device_attribute(&number, CUDA_DEVICE_NUMBER, device))
+        snprintf(pci, 16, "%04x:%02x:%02x.0", (unsigned)domain & 0xffff, (unsigned)bus & 0xff,
+                 (unsigned)number & 0xff);
+}
+
+static int describe(int ordinal, struct weft_gpu_device *out)
+{
+    const struct cuda_api *api = cuda_api();
+    int device, wave = 0;
+    size_t bytes = 0;
+    *out = (struct weft_gpu_device){.bytes = 0};
+    if (!api)
+        return WEFT_ENODEV;
+    int result = api->device_get(&device, ordinal);
+    if (result == 0)
+        result = api->device_name(out->name, sizeof out->name, device);
+    if (result == 0)
+        result = api->device_bytes(&bytes, device);
+    if (result == 0)
+        result = api->device_attribute(&wave, CUDA_DEVICE_WARP, device);
+    if (result)
+        return cuda_fail(result, "cannot tell what the device is");
+    find_pci(api, device, out->pci);
+    out->bytes = bytes;
+    out->wave = (uint32_t)wave;
+    return 0;
+}
+
+/* Devices whose atomic operations reach one another are joined by NVLink: PCIe does not carry them. */
+static int link_of(int from, int to)
+{
+    const struct cuda_api *api = cuda_api();
+    int a, b, can = 0, atomic = 0;
+    if (!api)
+        return WEFT_ENODEV;
+    int result = api->device_get(&a, from);
+    if (result == 0)
+        result = api->device_get(&b, to);
+    if (result == 0 && from == to)
+        return WEFT_GPU_LINK_SELF;
+    if (result == 0)
+        result = api->device_peer(&can, a, b);
+    if (result == 0 && can)
+        result = api->device_p2p(&atomic, CUDA_P2P_ATOMIC, a, b);
+    if (result)
+        return cuda_fail(result, "cannot tell how devices reach each other");
+    return atomic ? WEFT_GPU_LINK_FABRIC : can ? WEFT_GPU_LINK_PCI : WEFT_GPU_LINK_NONE;
 }
 
 int cuda_enter(const struct cuda_gpu *gpu)

@@ -37,6 +37,14 @@ enum {
     CUDA_EUNSUPPORTED = 801
 };
 
+/* CUdevice_attribute, CUdevice_P2PAttribute */
+enum {
+    CUDA_DEVICE_WARP = 10,
+    CUDA_DEVICE_BUS = 33,
+    CUDA_DEVICE_NUMBER = 34,
+    CUDA_DEVICE_DOMAIN = 50
+};
+enum { CUDA_P2P_ATOMIC = 3 };
 /* CUpointer_attribute */
 enum { CUDA_OF_TYPE = 2, CUDA_OF_MANAGED = 8, CUDA_OF_ORDINAL = 9, CUDA_OF_BASE = 11, CUDA_OF_SIZE = 12 };
 /* CUmemorytype */
@@ -54,6 +62,11 @@ enum { CUDA_HANDLE_DMABUF = 1 };
     XX(error_text, cuGetErrorString, (int, const char **))                                        \
     XX(device_count, cuDeviceGetCount, (int *))                                                   \
     XX(device_get, cuDeviceGet, (int *, int))                                                     \
+    XX(device_name, cuDeviceGetName, (char *, int, int))                                          \
+    XX(device_bytes, cuDeviceTotalMem_v2, (size_t *, int))                                        \
+    XX(device_attribute, cuDeviceGetAttribute, (int *, int, int))                                 \
+    XX(device_peer, cuDeviceCanAccessPeer, (int *, int, int))                                     \
+    XX(device_p2p, cuDeviceGetP2PAttribute, (int *, int, int, int))                               \
     XX(ctx_retain, cuDevicePrimaryCtxRetain, (cuda_ctx_t *, int))                                 \
     XX(ctx_release, cuDevicePrimaryCtxRelease_v2, (int))                                          \
     XX(ctx_push, cuCtxPushCurrent_v2, (cuda_ctx_t))                                               \

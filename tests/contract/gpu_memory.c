@@ -73,6 +73,24 @@ static void context_names_its_device(void **state)
     assert_int_equal(gpu->backend->abi, WEFT_ABI);
 }
 
+static void devices_say_what_they_are(void **state)
+{
+    (void)state;
+    int n = ops->probe();
+    for (int i = 0; i < n; i++) {
+        struct weft_gpu_device device = {.wave = 77};
+        assert_int_equal(ops->describe(i, &device), 0);
+        assert_true(*device.name);
+        assert_true(device.wave == 0 || device.wave == 32 || device.wave == 64);
+        assert_true(!*device.pci || strlen(device.pci) == strlen("0000:3b:00.0"));
+        for (int j = 0; j < n; j++) {
+            int link = ops->link(i, j);
+            assert_in_range(link, WEFT_GPU_LINK_NONE, WEFT_GPU_LINK_SELF);
+            assert_int_equal(link == WEFT_GPU_LINK_SELF, i == j);
+        }
+    }
+}
+
 static void alloc_is_aligned_and_distinct(void **state)
 {
     (void)state;
@@ -306,6 +324,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(open_rejects_what_probe_does_not_count),
         TEST(context_names_its_device),
+        TEST(devices_say_what_they_are),
         TEST(alloc_is_aligned_and_distinct),
         TEST(alloc_rejects_what_cannot_be),
         TEST(free_takes_null),

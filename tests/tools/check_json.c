@@ -121,6 +121,25 @@ static void check_devices(const cJSON *transport)
     }
 }
 
+static void check_gpus(const cJSON *backend)
+{
+    const cJSON *d, *t;
+    cJSON_ArrayForEach(d, member(backend, "devices", cJSON_IsArray))
+    {
+        member(d, "name", cJSON_IsString);
+        require(cJSON_GetArraySize(member(d, "links", cJSON_IsArray)) ==
+                    cJSON_GetArraySize(member(backend, "devices", cJSON_IsArray)),
+                "not one for each device", "links");
+        cJSON_ArrayForEach(t, member(d, "transports", cJSON_IsArray))
+        {
+            const char *way = member(t, "way", cJSON_IsString)->valuestring;
+            const char *reason = member(t, "reason", cJSON_IsString)->valuestring;
+            require(!strcmp(way, "direct") == !*reason, "direct with a reason, or not without",
+                    reason);
+        }
+    }
+}
+
 static void check_info(const cJSON *json)
 {
     const cJSON *t, *s;
@@ -128,7 +147,9 @@ static void check_info(const cJSON *json)
     const cJSON *transports = member(json, "transports", cJSON_IsArray);
     check_entries(transports);
     cJSON_ArrayForEach(t, transports) check_devices(t);
-    check_entries(member(json, "gpus", cJSON_IsArray));
+    const cJSON *gpus = member(json, "gpus", cJSON_IsArray);
+    check_entries(gpus);
+    cJSON_ArrayForEach(t, gpus) check_gpus(t);
     cJSON_ArrayForEach(s, member(json, "settings", cJSON_IsArray))
     {
         static const char *const texts[] = {"name", "type", "value", "default", "source", "help"};

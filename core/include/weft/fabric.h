@@ -120,6 +120,28 @@ struct weft_gpu_info {
     int from_module;
 };
 
+struct weft_gpu_device_info {
+    char name[64];
+    char pci[16];   /* "0000:3b:00.0", or "" */
+    int numa;       /* NUMA node, -1 unknown */
+    uint64_t bytes; /* of its memory, 0 unknown */
+    uint32_t wave;  /* threads that go in step: 32, 64; 0 unknown */
+};
+
+/* How a GPU reaches the memory of another one. */
+enum weft_gpu_link {
+    WEFT_GPU_LINK_NONE,   /* through memory of the host */
+    WEFT_GPU_LINK_PCI,    /* by itself, over PCIe */
+    WEFT_GPU_LINK_FABRIC, /* by itself, over a fabric of GPUs: NVLink, xGMI */
+    WEFT_GPU_LINK_SELF    /* it is its own */
+};
+
+/* How an endpoint moves memory of a GPU over a transport. */
+enum weft_gpu_way {
+    WEFT_GPU_DIRECT = 1, /* nics reach it */
+    WEFT_GPU_STAGED      /* through pinned memory of the host */
+};
+
 /* i-th transport of this build. Returns 0, or -ENOENT past the end. */
 WEFT_API int weft_transport_info(int i, struct weft_transport_info *info);
 /* j-th device of a transport, nearest first; of equally near ones the order is the transport's.
@@ -132,6 +154,14 @@ WEFT_API int weft_device_attr(const char *transport, const char *device,
                               struct weft_nic_attr *attr);
 /* i-th GPU backend of this build. Returns 0, or -ENOENT past the end. */
 WEFT_API int weft_gpu_info(int i, struct weft_gpu_info *info);
+/* j-th device of a GPU backend. Makes no context. Returns 0, -ENOENT past the end, WEFT_ENODEV for an unknown name. */
+WEFT_API int weft_gpu_device_info(const char *backend, int j, struct weft_gpu_device_info *info);
+/* enum weft_gpu_link, from one device of a backend to another; or a code. */
+WEFT_API int weft_gpu_link(const char *backend, int from, int to);
+/* Tries it, with a context and an allocation for a moment. Returns enum weft_gpu_way, and why (of `size` bytes) it is staged; or
+ * a code, and why it is impossible. */
+WEFT_API int weft_gpu_way(const char *backend, int j, const char *transport, char *why,
+                          size_t size);
 
 #ifdef __cplusplus
 }

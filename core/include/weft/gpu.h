@@ -47,6 +47,19 @@ typedef int weft_gpu_probe_fn(void);
  */
 typedef int weft_gpu_present_fn(void);
 
+/*
+ * describe, link (optional): what a device is, and how one reaches another's memory (enum weft_gpu_link, or a code).
+ * Make no context. Default: its number; WEFT_GPU_LINK_NONE.
+ */
+struct weft_gpu_device {
+    char name[64];
+    char pci[16];   /* "0000:3b:00.0", or "" */
+    uint64_t bytes; /* of its memory, 0 unknown */
+    uint32_t wave;  /* threads that go in step, 0 unknown */
+};
+typedef int weft_gpu_describe_fn(int ordinal, struct weft_gpu_device *device);
+typedef int weft_gpu_link_fn(int from, int to);
+
 /* open: make a context on one device (0 <= ordinal < probe()). Returns 0 or a code. */
 typedef int weft_gpu_open_fn(int ordinal, struct weft_gpu **gpu);
 /* close: give it back; its allocations and mappings are freed before. Marks that were not reached end. */
@@ -142,6 +155,8 @@ struct weft_gpu_ops {
     weft_gpu_host_unmap_fn *host_unmap;
     /* optional */
     weft_gpu_present_fn *present;
+    weft_gpu_describe_fn *describe;
+    weft_gpu_link_fn *link;
     weft_gpu_copy_start_fn *copy_start;
     weft_gpu_copy_done_fn *copy_done;
     weft_gpu_stream_gpu_fn *stream_gpu;

@@ -34,11 +34,11 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay, pins;
+    unsigned devices, init, dmabuf, lost_after, delay, pins, peers;
     size_t memory;
 };
 static const struct settings preset = {
-    .devices = 1, .dmabuf = 1, .delay = 2, .pins = 64, .memory = (size_t)1 << 30};
+    .devices = 1, .dmabuf = 1, .delay = 2, .pins = 64, .peers = 2, .memory = (size_t)1 << 30};
 static struct settings set;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -69,6 +69,8 @@ static void read_settings(void)
             now.delay = (unsigned)value;
         else if (!strncmp(item, "pins=", 5))
             now.pins = (unsigned)value;
+        else if (!strncmp(item, "peers=", 6))
+            now.peers = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -128,6 +130,41 @@ int cuDeviceGet(int *device, int ordinal)
         return CUDA_EDEVICE;
     *device = ordinal;
     return CUDA_OK;
+}
+
+static bool is_device(int device)
+{
+    return device >= 0 && device < (int)set.devices;
+}
+
+int cuDeviceGetName(char *name, int len, int device)
+{
+    snprintf(name, (size_t)len, "Double %d", device);
+    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+    *bytes = set.memory;
+    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+    *value = attribute == CUDA_DEVICE_WARP ? 32 : attribute == CUDA_DEVICE_BUS ? 0x17 + device : 0;
+    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+}
+
+int cuDeviceCanAccessPeer(int *can, int device, int other)
+{
+    *can = set.peers > 0;
+    return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
+}
+
+int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other)
+{
+    *value = attribute == CUDA_P2P_ATOMIC && set.peers > 1;
+    return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
 }
 
 int cuDevicePrimaryCtxRetain(cuda_ctx_t *ctx, int device)
