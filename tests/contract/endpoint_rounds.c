@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Registered, transferred, deregistered, again and again: WEFT_TEST_ROUNDS times (400). Nothing is left of it. */
+#include "duo.h"
+
+#define T TEST_DEADLINE_MS
+#define LEN 20000
+/* What a cache or a pool may have grown by, whatever the number of rounds; one leaked registration each would be more. */
+#define GROWN 65536
+
+struct round {
+    uint64_t seed;
+    struct weft_remote remote;
+    struct test_mem mem;
+    weft_mem_t handle;
+    int64_t differs;
+};
+
+static void begin(struct host *host, void *arg)
+{
+    struct round *r = arg;
+    test_zero(r->mem.at, LEN);
+    WEFT_OK(weft_mem_reg(host->endpoint, r->mem.at, LEN, NULL, &r->handle));
+    WEFT_OK(weft_mem_advertise(r->handle, r->mem.at, LEN, &r->remote));
+}
+
+static void end(struct host *host, void *arg)
+{
+    struct round *r = arg;
+    (void)host;
+    WEFT_OK(weft_mem_dereg(r->handle));
+    r->differs = test_differs(r->mem.at, LEN, r->seed, 0);
+}
+
+static void open_memory(struct host *host, void *arg)
+{
+    (void)host;
+    struct round *r = arg;
+    test_mem_open_on(&r->mem, LEN, 0, test_memory(B));
+}
+
+static void close_memory(struct host *host, void *arg)
+{
+    (void)host;
+    test_mem_close(&((struct round *)arg)->mem);
+}
+
+static void again_and_again(void **state)
+{
+    struct duo *d = *state;
+    int rounds = atoi(test_env("WEFT_TEST_ROUNDS", "400"));
+    struct round r = {.seed = 0};
+    struct test_mem near;
+    size_t before = 0;
+    int fds = 0;
+    test_mem_open_on(&near, LEN, 0, test_memory(A));
+    duo_call(d, B, open_memory, &r, sizeof r);
+    for (int i = 0; i < rounds; i++) {
+        weft_mem_t mem;
+        if (i == rounds / 4) { /* pools and areas are there */
+            before = test_allocated();
+            fds = test_count_fds();
+        }
+        r.seed = (uint64_t)i + 1;
+        test_fill(near.at, LEN, r.seed, 0);
+        duo_call(d, B, begin, &r, sizeof r);
+        WEFT_OK(weft_mem_reg(d->a.endpoint, near.at, LEN, NULL, &mem));
+        assert_int_equal(weft_write(d->conn, near.at, LEN, &r.remote, 0, T), LEN);
+        test_zero(near.at, LEN);
+        assert_int_equal(weft_read(d->conn, near.at, LEN, &r.remote, 0, T), LEN);
+        assert_true(test_differs(near.at, LEN, r.seed, 0) < 0);
+        WEFT_OK(weft_mem_dereg(mem));
+        duo_call(d, B, end, &r, sizeof r);
+        CHECK(r.differs < 0, "byte %" PRId64 " of round %d is wrong", r.differs, i);
+    }
+    size_t after = test_allocated();
+    CHECK(after < before + GROWN, "%zu bytes became %zu in %d rounds", before, after,
+          rounds - rounds / 4);
+    assert_int_equal(test_count_fds(), fds);
+    duo_call(d, B, close_memory, &r, sizeof r);
+    test_mem_close(&near);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {IN_BOTH(again_and_again)};
+    return DUO_MAIN("endpoint_rounds", tests);
+}
