@@ -50,9 +50,10 @@ set(WEFT_TEST_TIMEOUT 60)
 set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
 # A nic without the operations that core makes up for.
 set(WEFT_TEST_HIDDEN "seed=2,reorder=4,hide=add64+write_imm+fence")
-# Tests ask for more memory than there is, to see that it is an error.
-set(WEFT_TEST_ENVIRONMENT "ASAN_OPTIONS=allocator_may_return_null=1"
-    "TSAN_OPTIONS=allocator_may_return_null=1")
+# Tests ask for more memory than there is, to see that it is an error. What crashes is the sanitizer's to report, since cmocka's
+# handlers lose what happens in other threads than the test's.
+set(sanitizers "allocator_may_return_null=1:handle_segv=2:handle_sigbus=2:handle_sigill=2:handle_sigfpe=2")
+set(WEFT_TEST_ENVIRONMENT "ASAN_OPTIONS=${sanitizers}" "TSAN_OPTIONS=${sanitizers}")
 
 function(weft__test_includes target)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests

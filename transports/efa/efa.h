@@ -402,6 +402,12 @@ int efa_ep_reset_target(struct efa_nic *nic);
 /* A sentence for a negative code of libfabric. */
 int efa_fail(const struct efa_nic *nic, int rc, const char *what);
 
+/* --- efa_env.c: the environment of the process --- */
+
+/* NAME=value from now on, for libraries that read nothing else, unless the environment has the name. Threads that read the
+ * environment meanwhile are safe, which they are not beside setenv(). Any thread. */
+void efa_env_default(const char *name, const char *value);
+
 /* --- efa_quirk.c: what single providers need --- */
 
 /* Before libfabric is first asked for this provider. */

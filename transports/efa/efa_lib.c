@@ -2,8 +2,8 @@
 #include "efa_lib.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 
+#include "efa.h"
 #include "weft/transport.h"
 
 #define OLDEST FI_VERSION(1, 17)
@@ -39,7 +39,7 @@ static int fill(void *opened)
  * unless this is in the environment. */
 static void keep_signals(void)
 {
-    setenv("IPATH_NO_BACKTRACE", "1", 0);
+    efa_env_default("IPATH_NO_BACKTRACE", "1");
 }
 
 const struct efa_lib *efa_lib(void)

@@ -38,9 +38,9 @@ static int users;
 void efa_quirk_prepare(const char *provider)
 {
     if (strcmp(provider, "shm") == 0)
-        setenv("FI_SHM_DISABLE_CMA", "1", 0); /* who says otherwise is believed */
+        efa_env_default("FI_SHM_DISABLE_CMA", "1"); /* who says otherwise is believed */
     if (strstr(provider, "ofi_rxm"))
-        setenv("FI_OFI_RXM_USE_SRX", "1", 0);
+        efa_env_default("FI_OFI_RXM_USE_SRX", "1");
 }
 
 bool efa_quirk_begin(const struct fi_info *info)

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the environment says stays readable while words are added to it, and stays what the user said. */
+#include "helpers.h"
+#include "transports/efa/efa.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define READERS 2
+#define WORDS 2000
+
+static _Atomic(bool) added_all;
+
+static void *read_on(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&added_all)) {
+        const char *first = getenv("WEFT_TEST_FIRST");
+        CHECK(first && strcmp(first, "kept") == 0, "WEFT_TEST_FIRST is %s",
+              first ? first : "gone");
+        CHECK(!getenv("WEFT_TEST_NEVER"), "WEFT_TEST_NEVER is there");
+    }
+    return NULL;
+}
+
+static void words_are_added_beside_who_reads(void **state)
+{
+    (void)state;
+    pthread_t readers[READERS];
+    char name[64];
+    setenv("WEFT_TEST_FIRST", "kept", 1);
+    for (int i = 0; i < READERS; i++)
+        CHECK(!pthread_create(&readers[i], NULL, read_on, NULL), "pthread_create");
+    for (int i = 0; i < WORDS; i++) {
+        snprintf(name, sizeof name, "WEFT_TEST_WORD_%d", i);
+        efa_env_default(name, name);
+        const char *value = getenv(name);
+        CHECK(value && strcmp(value, name) == 0, "%s is %s", name, value ? value : "not there");
+    }
+    atomic_store(&added_all, true);
+    for (int i = 0; i < READERS; i++)
+        pthread_join(readers[i], NULL);
+    for (int i = 0; i < WORDS; i++) {
+        snprintf(name, sizeof name, "WEFT_TEST_WORD_%d", i);
+        assert_string_equal(getenv(name), name);
+    }
+}
+
+static void what_the_user_says_stays(void **state)
+{
+    (void)state;
+    setenv("WEFT_TEST_MINE", "mine", 1);
+    efa_env_default("WEFT_TEST_MINE", "theirs");
+    assert_string_equal(getenv("WEFT_TEST_MINE"), "mine");
+    setenv("WEFT_TEST_MINE", "", 1);
+    efa_env_default("WEFT_TEST_MINE", "theirs");
+    assert_string_equal(getenv("WEFT_TEST_MINE"), "");
+    efa_env_default("WEFT_TEST_THEIRS", "theirs");
+    assert_int_equal(setenv("WEFT_TEST_THEIRS", "mine", 1), 0); /* as the C library's own */
+    assert_string_equal(getenv("WEFT_TEST_THEIRS"), "mine");
+    assert_int_equal(unsetenv("WEFT_TEST_THEIRS"), 0);
+    assert_null(getenv("WEFT_TEST_THEIRS"));
+}
+
+static void there_may_be_no_environment(void **state)
+{
+    (void)state;
+    clearenv();
+    efa_env_default("WEFT_TEST_FIRST", "first");
+    assert_string_equal(getenv("WEFT_TEST_FIRST"), "first");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(words_are_added_beside_who_reads),
+        cmocka_unit_test(what_the_user_says_stays),
+        cmocka_unit_test(there_may_be_no_environment),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
