@@ -79,10 +79,7 @@ static struct answer ask(struct order order)
 /* A message with a descriptor. */
 struct carrier {
     struct iovec byte;
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))];
     struct msghdr msg;
 };
 
@@ -92,8 +89,8 @@ static void carrier_init(struct carrier *c, char *byte)
     c->byte = (struct iovec){byte, 1};
     c->msg = (struct msghdr){.msg_iov = &c->byte,
                              .msg_iovlen = 1,
-                             .msg_control = c->control.bytes,
-                             .msg_controllen = sizeof c->control.bytes};
+                             .msg_control = c->control,
+                             .msg_controllen = sizeof c->control};
 }
 
 /* The other end of a socket goes to this host's agent, ahead of the order that it is for. */
