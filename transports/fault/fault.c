@@ -24,6 +24,10 @@ static const struct weft_transport_ops fault_ops = {
     .link_address = fault_link_address,
     .link_connect = fault_link_connect,
     .link_close = fault_link_close,
+    .link_enter = fault_link_enter,
+    .link_leave = fault_link_leave,
+    .link_recall = fault_link_recall,
+    .link_recalled = fault_link_recalled,
     .post = fault_post,
     .poll = fault_poll,
     .wait_fd = fault_wait_fd,
@@ -77,6 +81,8 @@ static void adapt_attr(struct weft_nic_attr *attr, const struct fault_plan *plan
     attr->ops &= ~plan->hide;
     if (!(attr->ops & WEFT_OP_BIT(WEFT_OP_WRITE_IMM)))
         attr->imm_bits = 0;
+    if (plan->cut) /* cuts a link whoever is inside */
+        attr->enters = 0;
     if (plan->reorder)
         attr->order = WEFT_ORDER_NONE;
     if (plan->depth && plan->depth < attr->tx_depth)

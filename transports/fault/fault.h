@@ -99,6 +99,10 @@ weft_link_open_fn fault_link_open;
 weft_link_address_fn fault_link_address;
 weft_link_connect_fn fault_link_connect;
 weft_link_close_fn fault_link_close;
+weft_link_enter_fn fault_link_enter;
+weft_link_leave_fn fault_link_leave;
+weft_link_recall_fn fault_link_recall;
+weft_link_recalled_fn fault_link_recalled;
 weft_post_fn fault_post;
 /* Hand some queued cmds to the inner link. */
 void fault_link_progress(struct fault_link *link);

@@ -103,6 +103,32 @@ static void cut(struct fault_link *link)
     fault_link_down(link, WEFT_ELINK);
 }
 
+/* --- memory that core copies by itself ------------------------------------------------------ */
+
+int fault_link_enter(struct weft_link *base, uint32_t turn)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    return nic_of(link)->inner_ops->link_enter(link->inner, turn);
+}
+
+void fault_link_leave(struct weft_link *base, uint32_t turn)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    nic_of(link)->inner_ops->link_leave(link->inner, turn);
+}
+
+uint32_t fault_link_recall(struct weft_link *base)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    return nic_of(link)->inner_ops->link_recall(link->inner);
+}
+
+int fault_link_recalled(struct weft_link *base)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    return nic_of(link)->inner_ops->link_recalled(link->inner);
+}
+
 /* --- handing cmds down ---------------------------------------------------------------------- */
 
 /* Which goes next. None overtakes a fence, and a fence overtakes none. */

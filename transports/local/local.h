@@ -20,7 +20,7 @@
 #include "local_ring.h"
 
 /* Changes with every change of the structs under "what passes between two processes". */
-#define LOCAL_VERSION 3
+#define LOCAL_VERSION 4
 /* Cmds of a link between post and completion. A slot number is 16 bits on the ring. */
 #define LOCAL_DEPTH 256
 #define LOCAL_NO_SLOT UINT16_MAX
@@ -117,11 +117,12 @@ struct local_segment {
 };
 
 /*
- * Who may touch an initiator's memory: one word for each end, in the segment. The target enters
- * for each step of a copy; the initiator's link_close shuts it and waits until no one is inside.
+ * Who may touch an end's memory past the ring: one word for each end, in the segment. Its peer enters for each step of a
+ * copy (its own, as target; or core's, of memory of a GPU); the end's link_close shuts it and waits until no one is
+ * inside. Memory is taken back in turns: who entered in an earlier one counts apart (weft_link_recall_fn).
  */
 struct local_gate {
-    _Alignas(LOCAL_CACHE_LINE) _Atomic(uint32_t) word;
+    _Alignas(LOCAL_CACHE_LINE) _Atomic(uint64_t) word;
 };
 
 /* Which units of a copy are taken: one word for each end as target, in the segment
@@ -285,7 +286,7 @@ struct local_packet {
 /* Beginning of a segment; the two rings follow at LOCAL_SEGMENT_HEAD. [0] is the active end's. */
 struct local_segment_head {
     struct local_ring_shared ring[2]; /* by producer */
-    struct local_gate gate[2];        /* by initiator */
+    struct local_gate gate[2];        /* by whose memory it is */
     struct local_share_word share[2]; /* by target */
 };
 #define LOCAL_SEGMENT_HEAD 4096
@@ -373,10 +374,21 @@ void local_segment_put(struct local_segment *segment);
 /* Set the link's rings and gates up. */
 void local_segment_attach(struct local_segment *segment, struct local_link *link);
 
-bool local_gate_enter(struct local_gate *gate);
-void local_gate_leave(struct local_gate *gate);
-/* Let no one in any more and wait until no one is inside, or the peer is gone. False: too long. */
-bool local_gate_shut(struct local_gate *gate, int peer_fd);
+/* False: it is shut, or this turn is over. Any thread; leave, too. */
+bool local_gate_enter(struct local_gate *gate, uint32_t turn);
+/* In whatever turn it is. */
+bool local_gate_enter_now(struct local_gate *gate, uint32_t *turn);
+void local_gate_leave(struct local_gate *gate, uint32_t turn);
+/* The next turn begins: its number. */
+uint32_t local_gate_recall(struct local_gate *gate);
+/* Nobody is inside our memory since an earlier turn, or the peer has ended. */
+bool local_gate_recalled(const struct local_link *link);
+/* Let no one in any more and wait until no one is inside, or the peer has ended. False: too long. */
+bool local_gate_shut(const struct local_link *link);
+weft_link_enter_fn local_link_enter;
+weft_link_leave_fn local_link_leave;
+weft_link_recall_fn local_link_recall;
+weft_link_recalled_fn local_link_recalled;
 
 /* --- local_mem.c -------------------------------------------------------------------------------- */
 

@@ -97,7 +97,7 @@ void local_link_close(struct weft_link *base)
     struct local_link *link = (struct local_link *)base;
     struct local_nic *nic = (struct local_nic *)base->nic;
     /* the target may be in the middle of a copy from or to our memory */
-    if (link->segment && !local_gate_shut(link->gate_mine, link->source.fd))
+    if (link->segment && !local_gate_shut(link))
         weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
     local_serve_free(link);
     stop_waiting(nic, link);

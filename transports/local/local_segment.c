@@ -12,12 +12,14 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -25,8 +27,11 @@ _Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fi
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-#define GATE_BUSY 1u
-#define GATE_SHUT 2u
+/* A gate's word: shut, turn (31 bits), who is inside since an odd turn and since an even one (16 bits each). */
+#define GATE_SHUT ((uint64_t)1 << 63)
+#define GATE_TURN_SHIFT 32
+#define GATE_TURN_MASK 0x7fffffffu
+#define GATE_INSIDE_MASK 0xffffu
 /* A step takes 100 us or so; who is inside for longer is stopped or means harm. */
 #define GATE_TIMEOUT_NS 1000000000u
 
@@ -168,31 +173,130 @@ void local_segment_attach(struct local_segment *segment, struct local_link *link
     link->segment = segment;
 }
 
-bool local_gate_enter(struct local_gate *gate)
+static uint32_t turn_of(uint64_t word)
 {
-    uint32_t open = 0;
-    /* acquire: what comes after is not done before; pairs with local_gate_shut */
-    return atomic_compare_exchange_strong_explicit(&gate->word, &open, GATE_BUSY,
-                                                   memory_order_acquire, memory_order_relaxed);
+    return (uint32_t)(word >> GATE_TURN_SHIFT) & GATE_TURN_MASK;
 }
 
-void local_gate_leave(struct local_gate *gate)
+static unsigned shift_of(uint32_t turn)
 {
-    /* release: the copy is over; pairs with the load in local_gate_shut */
-    atomic_fetch_and_explicit(&gate->word, ~GATE_BUSY, memory_order_release);
+    return turn & 1 ? 16 : 0;
 }
 
-bool local_gate_shut(struct local_gate *gate, int peer_fd)
+static uint64_t inside(uint64_t word, uint32_t turn)
 {
-    atomic_fetch_or_explicit(&gate->word, GATE_SHUT, memory_order_acq_rel);
-    uint64_t deadline = weft_now() + GATE_TIMEOUT_NS;
-    while (atomic_load_explicit(&gate->word, memory_order_acquire) & GATE_BUSY) {
-        /* a process that was killed inside has left the kernel when its socket is closed */
-        if (local_peer_gone(peer_fd))
+    return word >> shift_of(turn) & GATE_INSIDE_MASK;
+}
+
+static bool enter(struct local_gate *gate, uint64_t word, uint32_t turn)
+{
+    do {
+        if (word & GATE_SHUT || turn_of(word) != turn || inside(word, turn) == GATE_INSIDE_MASK)
+            return false;
+        /* acquire: what comes after is not done before; pairs with shut and recall */
+    } while (!atomic_compare_exchange_weak_explicit(&gate->word, &word,
+                                                    word + ((uint64_t)1 << shift_of(turn)),
+                                                    memory_order_acquire, memory_order_relaxed));
+    return true;
+}
+
+bool local_gate_enter(struct local_gate *gate, uint32_t turn)
+{
+    return enter(gate, atomic_load_explicit(&gate->word, memory_order_relaxed), turn);
+}
+
+bool local_gate_enter_now(struct local_gate *gate, uint32_t *turn)
+{
+    uint64_t word;
+    do {
+        word = atomic_load_explicit(&gate->word, memory_order_relaxed);
+        *turn = turn_of(word);
+        if (word & GATE_SHUT || inside(word, *turn) == GATE_INSIDE_MASK)
+            return false;
+    } while (!enter(gate, word, *turn)); /* the next turn has begun */
+    return true;
+}
+
+void local_gate_leave(struct local_gate *gate, uint32_t turn)
+{
+    /* release: the copy is over; pairs with the loads in shut and recalled */
+    atomic_fetch_sub_explicit(&gate->word, (uint64_t)1 << shift_of(turn), memory_order_release);
+}
+
+/* The process at the other end has ended, so that neither it nor a device does anything more for it. Its socket closes
+ * before that, and also when it takes the link for lost. */
+static bool ended(const struct local_link *link)
+{
+    if (!local_peer_gone(link->source.fd))
+        return false;
+    if (link->same_process)
+        return false; /* it leaves by itself */
+    int fd = link->pid > 0 ? (int)syscall(SYS_pidfd_open, link->pid, 0) : -1;
+    if (fd < 0)
+        return link->pid <= 0 ||
+               errno != EMFILE; /* nobody has this number, or it is not known who */
+    struct pollfd look = {.fd = fd, .events = POLLIN};
+    bool over = poll(&look, 1, 0) > 0;
+    close(fd);
+    return over;
+}
+
+uint32_t local_gate_recall(struct local_gate *gate)
+{
+    uint64_t word = atomic_load_explicit(&gate->word, memory_order_relaxed), next;
+    uint32_t turn;
+    do {
+        turn = (turn_of(word) + 1) & GATE_TURN_MASK;
+        next = (word & ~((uint64_t)GATE_TURN_MASK << GATE_TURN_SHIFT)) | (uint64_t)turn
+                                                                             << GATE_TURN_SHIFT;
+        /* acq_rel: pairs with enter, which sees the new turn or is seen inside */
+    } while (!atomic_compare_exchange_weak_explicit(&gate->word, &word, next, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    return turn;
+}
+
+bool local_gate_recalled(const struct local_link *link)
+{
+    uint64_t word = atomic_load_explicit(&link->gate_mine->word, memory_order_acquire);
+    return !inside(word, turn_of(word) + 1) || ended(link);
+}
+
+bool local_gate_shut(const struct local_link *link)
+{
+    _Atomic(uint64_t) *word = &link->gate_mine->word;
+    atomic_fetch_or_explicit(word, GATE_SHUT, memory_order_acq_rel);
+    uint64_t deadline = weft_now() + GATE_TIMEOUT_NS, now;
+    for (;;) {
+        now = atomic_load_explicit(word, memory_order_acquire);
+        if ((!inside(now, 0) && !inside(now, 1)) || ended(link))
             return true;
         if (weft_now() > deadline)
             return false;
         sched_yield();
     }
-    return true;
+}
+
+/* --- for core ------------------------------------------------------------------------------- */
+
+int local_link_enter(struct weft_link *base, uint32_t turn)
+{
+    struct local_link *link = (struct local_link *)base;
+    return local_gate_enter(link->gate_peer, turn);
+}
+
+void local_link_leave(struct weft_link *base, uint32_t turn)
+{
+    struct local_link *link = (struct local_link *)base;
+    local_gate_leave(link->gate_peer, turn);
+}
+
+uint32_t local_link_recall(struct weft_link *base)
+{
+    struct local_link *link = (struct local_link *)base;
+    return local_gate_recall(link->gate_mine);
+}
+
+int local_link_recalled(struct weft_link *base)
+{
+    return local_gate_recalled((const struct local_link *)base);
 }

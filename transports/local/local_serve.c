@@ -285,10 +285,11 @@ static ssize_t copy_step(struct local_link *link, struct local_job *job, uint64_
     /* its pid may be another's by now */
     if (!link->same_process && local_peer_gone(link->source.fd))
         return WEFT_EPEER;
-    if (!local_gate_enter(link->gate_peer))
+    uint32_t turn;
+    if (!local_gate_enter_now(link->gate_peer, &turn))
         return WEFT_EPEER;
     ssize_t moved = local_copy(link, job, (void *)(uintptr_t)(job->addr + job->done), len);
-    local_gate_leave(link->gate_peer);
+    local_gate_leave(link->gate_peer, turn);
     if (moved == -ESRCH)
         return WEFT_EPEER;
     return moved == 0 ? -EFAULT : moved;

@@ -60,6 +60,7 @@ struct weft_nic_attr {
     uint8_t add_global;      /* ADD64 is atomic with additions of processors and other nics, too */
     uint8_t target_progress; /* one-sided ops advance only while the target polls its nic */
     uint8_t peer_death;      /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
+    uint8_t enters; /* has link_enter: core may copy from and to a peer's memory by itself */
     uint8_t rx_scatter;      /* received payload comes as fragments of a pool (see rx_release) */
     uint32_t max_inline;     /* bytes that WEFT_CMD_INLINE can take */
     uint32_t max_send;       /* longest SEND; at least 4096 */

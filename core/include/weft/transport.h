@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 6
+#define WEFT_ABI 7
 
 struct weft_transport;
 
@@ -223,6 +223,23 @@ typedef int weft_link_connect_fn(struct weft_link *link, const void *addr, size_
 typedef void weft_link_close_fn(struct weft_link *link);
 
 /*
+ * link_enter, link_leave, link_recall, link_recalled (optional, all of them; transports of one host): for what an end
+ * copies from or to the peer's memory by itself, past the transport (a mapping of a GPU's memory). The peer's link_close
+ * waits for who is inside; and it takes memory back in turns, which begin with 0: who enters in a turn that is over
+ * does not get in.
+ * Threads: enter and leave may be called by any thread, while the link is connected and not being closed here.
+ *
+ * link_enter:    1: inside, until link_leave with the same turn; 0: the turn is over, or the peer closes the link.
+ * link_recall:   the next turn of this end's memory begins; the one before has been recalled. Returns its number.
+ * link_recalled: 1: nobody is inside who entered before this turn; or the peer is gone. Else 0: call again.
+ * Default: there is none (attr.enters is 0).
+ */
+typedef int weft_link_enter_fn(struct weft_link *link, uint32_t turn);
+typedef void weft_link_leave_fn(struct weft_link *link, uint32_t turn);
+typedef uint32_t weft_link_recall_fn(struct weft_link *link);
+typedef int weft_link_recalled_fn(struct weft_link *link);
+
+/*
  * post: hand up to n cmds to a connected link.
  * Owns:    cmds stay the caller's; payload memory is the transport's until the comp (or until
  *          post returns, with WEFT_CMD_INLINE).
@@ -281,6 +298,10 @@ struct weft_transport_ops {
     weft_post_fn *post;
     weft_poll_fn *poll;
     /* optional, with the default named above */
+    weft_link_enter_fn *link_enter;
+    weft_link_leave_fn *link_leave;
+    weft_link_recall_fn *link_recall;
+    weft_link_recalled_fn *link_recalled;
     weft_wait_fd_fn *wait_fd;
     weft_rx_release_fn *rx_release;
     weft_extension_fn *extension;
