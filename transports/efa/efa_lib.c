@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "efa_lib.h"
 
-#include <pthread.h>
-
 #include "efa.h"
 #include "weft/transport.h"
 
@@ -35,16 +33,10 @@ static int fill(void *opened)
     return 0;
 }
 
-/* libinfinipath, which Debian's libfabric is linked with, takes the process's signals when it is loaded, SIGINT and SIGTERM too,
- * unless this is in the environment. */
-static void keep_signals(void)
-{
-    efa_env_default("IPATH_NO_BACKTRACE", "1");
-}
-
 const struct efa_lib *efa_lib(void)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, keep_signals);
+    /* libinfinipath, which Debian's libfabric is linked with, takes the process's signals when it is loaded, SIGINT and
+     * SIGTERM too, unless this is in the environment */
+    efa_env_default("IPATH_NO_BACKTRACE", "1");
     return weft_library_open(&library) ? NULL : &table;
 }
