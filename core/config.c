@@ -19,7 +19,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
     XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
        "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
-    XX("WEFT_GPU", STRING, "auto", 0, 0, "GPU backend to use; auto: that whose vendor's library the process has loaded") \
+    XX("WEFT_GPU", STRING, "auto", 0, 0,                                                          \
+       "GPU backend to use; auto: that whose vendor's library the process has loaded")            \
     XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \
        "directories, separated by colons, from which weft_*.so modules are loaded")               \
     XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \
@@ -41,6 +42,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_STAGE_CHUNK", SIZE, "512K", 4096, 1 << 28,                                           \
        "piece size in which memory of GPUs that a nic does not reach goes through the host's")    \
     XX("WEFT_STAGE_SLOTS", INT, "8", 2, 64, "such pieces that a conn has under way, one way")     \
+    XX("WEFT_IPC", BOOL, "1", 0, 1,                                                               \
+       "let processes of one host map each other's registered memory of GPUs, and copy by "       \
+       "themselves")                                                                              \
     XX("WEFT_EAGER", SIZE, "8K", 0, 1 << 20,                                                      \
        "longest message that is sent without asking; longer ones are fetched by the receiver")    \
     XX("WEFT_EAGER_WINDOW", SIZE, "256K", WEFT__WINDOW_LEAST, 1 << 30,                            \

@@ -37,6 +37,7 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     weft_list_init(&conn->afters);
     weft__match_init(conn);
     weft__stage_init(&conn->stage);
+    weft__ipc_init(&conn->ipc);
     conn->handle = weft__handle_open(WEFT__CONN, conn, NULL);
     if (!conn->handle) {
         free(conn);
@@ -105,6 +106,7 @@ static void destroy(struct weft__conn *conn)
 {
     for (int i = 0; i < conn->nlinks; i++)
         free(conn->links[i]);
+    weft__ipc_free(conn);
     free(conn);
 }
 
@@ -259,6 +261,7 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
         weft__op_fail(WEFT_LIST_OF(at, struct weft__op, in_conn), status, conn->why);
     weft__match_down(conn);
     weft__stage_down(conn);
+    weft__ipc_down(conn);
     weft__msg_free_all(conn);
     abort_ops(conn);
     if (conn->handshaking)
@@ -307,6 +310,8 @@ void weft__link_closed(struct weft__link *link)
     struct weft__conn *conn = link->conn;
     link->closed = true;
     conn->links_open--;
+    weft__ipc_closed(link);
+    weft__stage_fill(conn); /* what waited for its peer's memory */
     tell_link(conn, WEFT__MSG_LINK_LOST, link->index);
     if (conn->gone_due[link->index])
         tell_link(conn, WEFT__MSG_LINK_GONE, link->index);

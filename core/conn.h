@@ -7,6 +7,7 @@
 
 #include "weft/endpoint.h"
 
+#include "ipc.h"
 #include "lane.h"
 #include "match.h"
 #include "op.h"
@@ -60,6 +61,7 @@ struct weft__conn {
     struct weft_list afters; /* in order of posting: those that wait for a stream */
     struct weft__opq todo, recvq;
     struct weft__stage stage;
+    struct weft__ipc ipc;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
     struct weft__wr *orphans[WEFT__MAX_LINKS]; /* wrs of dead links, peer not asked yet */
     bool lost_seen[WEFT__MAX_LINKS], gone_due[WEFT__MAX_LINKS];

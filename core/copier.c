@@ -26,30 +26,37 @@ int weft__copier_open(struct weft__endpoint *ep)
     c->nslots = (int)weft_config_int("WEFT_STAGE_SLOTS");
     c->queue_tail = &c->queue;
     c->running_tail = &c->running;
+    c->chores_tail = &c->chores;
     return pthread_mutex_init(&c->lock, NULL) ? weft_fail(-ENOMEM, "no memory for a lock") : 0;
 }
 
-static struct weft_gpu *gpu_of(struct weft__endpoint *ep, int ordinal)
+struct weft_gpu *weft__gpu_opened(struct weft__endpoint *ep, int ordinal)
 {
-    /* acquire pairs with the release in gpu_need */
+    /* acquire pairs with the release in weft__chore_gpu */
     return atomic_load_explicit(&ep->copier.gpus[ordinal], memory_order_acquire);
+}
+
+int weft__chore_gpu(struct weft__endpoint *ep, int ordinal)
+{
+    if (ordinal < 0 || ordinal >= WEFT__MAX_GPUS)
+        return weft_fail(WEFT_ELIMIT, "GPU %d of %s: only %d are known", ordinal, ep->gpu->name,
+                         WEFT__MAX_GPUS);
+    struct weft_gpu *gpu = weft__gpu_opened(ep, ordinal);
+    int rc = gpu ? 0 : ep->gpu->ops->open(ordinal, &gpu);
+    if (rc == 0) {
+        gpu->backend = ep->gpu; /* its table has the defaults */
+        atomic_store_explicit(&ep->copier.gpus[ordinal], gpu, memory_order_release);
+    }
+    return rc;
 }
 
 int weft__gpu_need(struct weft__endpoint *ep, int ordinal)
 {
     struct weft__copier *c = &ep->copier;
-    if (ordinal < 0 || ordinal >= WEFT__MAX_GPUS)
-        return weft_fail(WEFT_ELIMIT, "GPU %d of %s: only %d are known", ordinal, ep->gpu->name,
-                         WEFT__MAX_GPUS);
-    if (gpu_of(ep, ordinal))
+    if (ordinal >= 0 && ordinal < WEFT__MAX_GPUS && weft__gpu_opened(ep, ordinal))
         return 0;
     pthread_mutex_lock(&c->lock);
-    struct weft_gpu *gpu = gpu_of(ep, ordinal);
-    int rc = gpu ? 0 : ep->gpu->ops->open(ordinal, &gpu);
-    if (rc == 0) {
-        gpu->backend = ep->gpu; /* its table has the defaults */
-        atomic_store_explicit(&c->gpus[ordinal], gpu, memory_order_release);
-    }
+    int rc = weft__chore_gpu(ep, ordinal);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -57,13 +64,13 @@ int weft__gpu_need(struct weft__endpoint *ep, int ordinal)
 int weft__gpu_copy_now(struct weft__endpoint *ep, int ordinal, void *dst, const void *src,
                        uint64_t len)
 {
-    return ep->gpu->ops->copy(gpu_of(ep, ordinal), dst, src, len, NULL);
+    return ep->gpu->ops->copy(weft__gpu_opened(ep, ordinal), dst, src, len, NULL);
 }
 
 int weft__gpu_mark(struct weft__endpoint *ep, int ordinal, void *stream, struct weft__copy *copy)
 {
     *copy = (struct weft__copy){.ordinal = ordinal};
-    return ep->gpu->ops->mark(gpu_of(ep, ordinal), stream, &copy->job);
+    return ep->gpu->ops->mark(weft__gpu_opened(ep, ordinal), stream, &copy->job);
 }
 
 /* --- areas ------------------------------------------------------------------------------------ */
@@ -77,24 +84,24 @@ static void area_free(struct weft__endpoint *ep, struct weft__area *area)
     free(area);
 }
 
-/* Any GPU of the endpoint: what one pins is pinned for all. */
-static struct weft_gpu *any_gpu(struct weft__endpoint *ep)
+/* What one pins is pinned for all. */
+struct weft_gpu *weft__gpu_any(struct weft__endpoint *ep)
 {
     for (int i = 0; i < WEFT__MAX_GPUS; i++)
-        if (gpu_of(ep, i))
-            return gpu_of(ep, i);
+        if (weft__gpu_opened(ep, i))
+            return weft__gpu_opened(ep, i);
     return NULL;
 }
 
 /* An endpoint that has no GPU of its own open (it writes to a peer's) has nobody to pin it for. */
 static int area_fill(struct weft__endpoint *ep, struct weft__area *area, uint64_t len)
 {
-    struct weft_gpu *gpu = any_gpu(ep);
+    struct weft_gpu *gpu = weft__gpu_any(ep);
     void *dev;
     int rc = gpu ? ep->gpu->ops->host_map(gpu, area->addr, len, &dev) : 0;
-    if (rc)
+    if (rc < 0)
         return rc;
-    area->pinned = gpu;
+    area->pinned = rc == 0 ? gpu : NULL;
     return weft__reg_open(ep, area->addr, len, WEFT_READ | WEFT_WRITE, &area->reg);
 }
 
@@ -170,6 +177,37 @@ static void free_retired(struct weft__endpoint *ep)
     } while (area);
 }
 
+/* --- chores ------------------------------------------------------------------------------------ */
+
+void weft__chore_push(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct weft__copier *c = &ep->copier;
+    chore->next = NULL;
+    *c->chores_tail = chore;
+    c->chores_tail = &chore->next;
+    atomic_fetch_add(&c->wanted, 1);
+}
+
+/* Copier lock held. False: there was none. */
+static bool do_chore(struct weft__endpoint *ep)
+{
+    struct weft__copier *c = &ep->copier;
+    pthread_mutex_lock(&ep->lock);
+    struct weft__chore *chore = c->chores;
+    if (chore)
+        c->chores = chore->next;
+    if (!c->chores)
+        c->chores_tail = &c->chores;
+    pthread_mutex_unlock(&ep->lock);
+    if (!chore)
+        return false;
+    chore->run(ep, chore);
+    pthread_mutex_lock(&ep->lock);
+    chore->done(ep, chore);
+    pthread_mutex_unlock(&ep->lock);
+    return true;
+}
+
 /* One that is wanted. Copier lock held. */
 static int make_wanted(struct weft__endpoint *ep)
 {
@@ -177,6 +215,8 @@ static int make_wanted(struct weft__endpoint *ep)
     if (atomic_load(&c->wanted) == 0)
         return 0;
     atomic_fetch_sub(&c->wanted, 1);
+    if (do_chore(ep))
+        return 1;
     free_retired(ep);
     struct weft__area *area = NULL;
     int rc = area_make(ep, &area);
@@ -219,7 +259,7 @@ static void failed(struct weft__copy *copy, int status)
 
 static void start(struct weft__endpoint *ep, struct weft__copy *copy)
 {
-    struct weft_gpu *gpu = gpu_of(ep, copy->ordinal);
+    struct weft_gpu *gpu = weft__gpu_opened(ep, copy->ordinal);
     copy->job = NULL;
     int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n, &copy->job);
     if (rc)
@@ -249,7 +289,8 @@ static int begin(struct weft__endpoint *ep)
 
 static bool ended(struct weft__endpoint *ep, struct weft__copy *copy)
 {
-    int rc = copy->job ? ep->gpu->ops->copy_done(gpu_of(ep, copy->ordinal), copy->job) : 1;
+    int rc = copy->job ? ep->gpu->ops->copy_done(weft__gpu_opened(ep, copy->ordinal), copy->job)
+                       : 1;
     if (rc < 0)
         failed(copy, rc);
     return rc != 0;
@@ -335,6 +376,8 @@ void weft__copier_close(struct weft__endpoint *ep)
     struct weft__copier *c = &ep->copier;
     drop_all(c->running);
     drop_all(c->queue);
+    while (do_chore(ep))
+        ;
     free_retired(ep);
     while (c->areas) {
         struct weft__area *area = c->areas;
@@ -343,7 +386,7 @@ void weft__copier_close(struct weft__endpoint *ep)
         area_free(ep, area);
     }
     for (int i = 0; i < WEFT__MAX_GPUS; i++)
-        if (gpu_of(ep, i))
-            ep->gpu->ops->close(gpu_of(ep, i));
+        if (weft__gpu_opened(ep, i))
+            ep->gpu->ops->close(weft__gpu_opened(ep, i));
     pthread_mutex_destroy(&c->lock);
 }

@@ -34,6 +34,15 @@ struct weft__copy {
     char why[120];
 };
 
+/* Something that takes long, for the copier to do. */
+struct weft__chore {
+    struct weft__chore *next;
+    void (*run)(struct weft__endpoint *ep,
+                struct weft__chore *chore); /* copier lock held, no other */
+    int status;                             /* run's, for done */
+    void (*done)(struct weft__endpoint *ep, struct weft__chore *chore); /* endpoint lock held */
+};
+
 /* Pinned memory of the host, known to all nics: WEFT_STAGE_SLOTS slots of WEFT_STAGE_CHUNK bytes. */
 struct weft__area {
     struct weft__area *next;
@@ -50,13 +59,14 @@ struct weft__copier {
     int nslots;
     /* endpoint lock */
     struct weft__copy *queue, **queue_tail;
+    struct weft__chore *chores, **chores_tail;
     struct weft__area *areas;   /* that nobody uses */
     struct weft__area *retired; /* whose registration has to end */
     /* copier lock */
     struct weft__copy *running, **running_tail;
     /* written under either lock */
     _Atomic(bool) waiting; /* there is something in the queue */
-    _Atomic(int) wanted;   /* areas that are waited for */
+    _Atomic(int) wanted;   /* areas that are waited for, and chores */
     _Atomic(bool) busy;    /* copies are running */
     _Atomic(int) sleeping; /* someone sleeps, or is about to, who asks for the end of copies */
 };
@@ -66,6 +76,11 @@ int weft__copier_open(struct weft__endpoint *ep);
 void weft__copier_close(struct weft__endpoint *ep);
 /* This GPU is going to copy: open it, unless it is. No lock held. */
 int weft__gpu_need(struct weft__endpoint *ep, int ordinal);
+/* The same, from a chore. */
+int weft__chore_gpu(struct weft__endpoint *ep, int ordinal);
+/* One that was needed; any of those, or NULL. Any lock may be held. */
+struct weft_gpu *weft__gpu_opened(struct weft__endpoint *ep, int ordinal);
+struct weft_gpu *weft__gpu_any(struct weft__endpoint *ep);
 /* Now, and here: returns when it is done. weft__gpu_need has opened the GPU. Any lock may be held. */
 int weft__gpu_copy_now(struct weft__endpoint *ep, int ordinal, void *dst, const void *src,
                        uint64_t len);
@@ -73,6 +88,8 @@ int weft__gpu_copy_now(struct weft__endpoint *ep, int ordinal, void *dst, const 
 int weft__gpu_mark(struct weft__endpoint *ep, int ordinal, void *stream, struct weft__copy *copy);
 /* Endpoint lock held; then, without it: kick. */
 void weft__copy_push(struct weft__endpoint *ep, struct weft__copy *copy);
+/* The same for a chore. */
+void weft__chore_push(struct weft__endpoint *ep, struct weft__chore *chore);
 /* An area that nobody uses, or NULL: one is being made, and weft__stage_area is called when it is there.
  * Endpoint lock held, for put, too. */
 struct weft__area *weft__area_get(struct weft__endpoint *ep);

@@ -100,6 +100,7 @@ struct weft__endpoint {
     uint32_t eager;  /* longest message sent eagerly */
     uint64_t chunk;  /* of transfers over several links */
     bool nic_adds; /* WEFT_NIC_ADDS */
+    bool ipc;      /* WEFT_IPC */
 
     pthread_t threads[64];
     int nthreads;

@@ -64,6 +64,15 @@ int weft_gpu_link(const char *backend, int from, int to)
     return b->ops->link(from, to);
 }
 
+/* Could a peer of this host map it? */
+static bool is_mappable(struct weft__endpoint *ep, int ordinal, void *addr)
+{
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    if (!ep->ipc || weft__gpu_need(ep, ordinal))
+        return false;
+    return ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, handle) == 0;
+}
+
 /* Do the nics reach what was registered? */
 static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *why, size_t size)
 {
@@ -74,7 +83,9 @@ static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *w
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         if (reg->unreached >> i & 1) {
             snprintf(why, size, "%s", weft__reg_why(reg, ep->lanes[i]));
-            return WEFT_GPU_STAGED;
+            return ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr)
+                       ? WEFT_GPU_MAPPED
+                       : WEFT_GPU_STAGED;
         }
     return rc ? rc : WEFT_GPU_DIRECT;
 }

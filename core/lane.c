@@ -13,6 +13,7 @@
 #include "lane.h"
 #include "conn.h"
 #include "endpoint.h"
+#include "ipc.h"
 #include "mem.h"
 #include "msg.h"
 #include "progress.h"
@@ -232,10 +233,21 @@ static void unstall(struct weft__link *link)
     link->stalled = false;
 }
 
-/* Close the transport's link; what it had not completed is orphaned. */
-static void do_close(struct weft__link *link)
+static bool is_inside(struct weft__link *link)
 {
     struct weft__endpoint *ep = link->lane->endpoint;
+    pthread_mutex_lock(&ep->lock);
+    bool inside = link->inside > 0;
+    pthread_mutex_unlock(&ep->lock);
+    return inside;
+}
+
+/* Close the transport's link; what it had not completed is orphaned. False if it has to be tried again. */
+static bool do_close(struct weft__link *link)
+{
+    struct weft__endpoint *ep = link->lane->endpoint;
+    if (is_inside(link))
+        return false;
     if (link->tl) {
         link->tl->nic->transport->ops->link_close(link->tl);
         link->tl = NULL;
@@ -251,6 +263,7 @@ static void do_close(struct weft__link *link)
     link->unposted = &link->wrs;
     weft__link_closed(link);
     pthread_mutex_unlock(&ep->lock);
+    return true;
 }
 
 /* Returns false if it has to be tried again. */
@@ -269,6 +282,19 @@ static bool do_dereg(struct weft__lane *lane, struct weft__work *work)
     return true;
 }
 
+/* What is not a cmd. False if it has to be tried again. */
+static bool do_once(struct weft__lane *lane, struct weft__work *work)
+{
+    switch (work->kind) {
+    case WEFT__WORK_CLOSE:
+        return do_close((struct weft__link *)work);
+    case WEFT__WORK_RECALL:
+        return weft__ipc_recall(work);
+    default:
+        return do_dereg(lane, work);
+    }
+}
+
 static void do_retries(struct weft__lane *lane)
 {
     struct weft__work *list = lane->retry;
@@ -276,19 +302,16 @@ static void do_retries(struct weft__lane *lane)
     while (list) {
         struct weft__work *work = list;
         list = work->next;
-        if (do_dereg(lane, work))
+        if (do_once(lane, work))
             continue;
         work->next = lane->retry;
         lane->retry = work;
     }
 }
 
-/* What is not a cmd. */
 static WEFT__APART void do_other(struct weft__lane *lane, struct weft__work *work)
 {
-    if (work->kind == WEFT__WORK_CLOSE) {
-        do_close((struct weft__link *)work);
-    } else if (!do_dereg(lane, work)) {
+    if (!do_once(lane, work)) {
         work->next = lane->retry;
         lane->retry = work;
     }

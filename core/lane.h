@@ -34,7 +34,8 @@ struct weft__msg;
 enum weft__work_kind {
     WEFT__WORK_POST,  /* hand a cmd to a link */
     WEFT__WORK_CLOSE, /* close a link */
-    WEFT__WORK_DEREG  /* deregister a mem from this lane's nic */
+    WEFT__WORK_DEREG, /* deregister a mem from this lane's nic */
+    WEFT__WORK_RECALL /* take memory back that a peer has mapped */
 };
 
 /* Something for whoever holds the lane lock to do. */
@@ -96,11 +97,14 @@ struct weft__link {
     struct weft_list *unposted; /* the first of them that the nic has not taken whole, or &wrs */
     struct weft__link *stalled_next;
     bool stalled; /* in lane->stalled */
+    bool recalling; /* the last turn is not over yet (ipc_serve.c) */
+    uint32_t turn;  /* of this end's memory */
     /* endpoint lock */
     bool up;        /* connected, cmds may be assigned */
     bool closing;   /* close_work was pushed */
     bool closed;    /* close_work was done */
     uint32_t owned; /* wrs assigned and not ended */
+    uint32_t inside; /* copies that touch the peer's memory: it cannot be closed */
     int status;     /* why it went down */
 };
 
@@ -124,7 +128,7 @@ struct weft__lane {
     _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
     _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
     struct weft__link *stalled; /* links with wrs that the nic would not take */
-    struct weft__work *retry;   /* deregistrations that must wait */
+    struct weft__work *retry;   /* work other than cmds that must wait */
     int lost;                   /* the nic failed: its code */
 };
 

@@ -419,7 +419,7 @@ static size_t pair(const struct weft__piece *local, size_t nlocal,
                                           .rkey = remote[r].key,
                                           .reg = local[l].reg,
                                           .gpu = local[l].gpu,
-                                          .far = remote[r].access & WEFT__STAGED};
+                                          .far = remote[r].access & WEFT__REMOTE_FLAGS};
             memcpy(out[n].rkeys, remote[r].keys, sizeof out[n].rkeys);
         }
         n += len != 0;

@@ -15,6 +15,15 @@
 struct weft__endpoint;
 struct weft__op;
 
+/* The host's memory, for copies of GPUs. */
+enum weft__pin {
+    WEFT__PIN_NONE, /* nobody has asked for it */
+    WEFT__PIN_WANTED,
+    WEFT__PIN_OURS,
+    WEFT__PIN_OTHERS, /* it was pinned before */
+    WEFT__PIN_NOT     /* it cannot be */
+};
+
 /* A range registered with every nic of an endpoint; shared by the mems that lie in it. */
 struct weft__reg {
     struct weft__reg *next; /* in endpoint->regs, if shared */
@@ -28,6 +37,9 @@ struct weft__reg {
     uint32_t
         unreached;    /* lanes, as bits, whose nic does not reach it: what goes there is staged */
     uint32_t serving; /* copies for peers that touch it */
+    bool lasting;     /* of a mem: its key is good for more than one message */
+    uint8_t pin;      /* enum weft__pin */
+    struct weft_list exports; /* to peers that map it (ipc_serve.c) */
     bool shut;
     uint64_t key;
     uint32_t refs;       /* mems that share it */
@@ -56,6 +68,8 @@ struct weft__mem {
 /* Register with all lanes. No lock held. Temporary ones are not in the cache. */
 int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t access,
                    struct weft__reg **out);
+/* Undo what pinned it. No lock held but the copier's. */
+void weft__reg_unpin(struct weft__endpoint *ep, struct weft__reg *reg);
 /* Push the work that ends a registration. Endpoint lock held. */
 void weft__reg_shut(struct weft__reg *reg);
 /* End one that no peer knows of. No lock held. */
@@ -103,7 +117,7 @@ struct weft__remote {
 };
 
 /*
- * The 64 bytes, little-endian: u8 version, u8 access and WEFT__STAGED_*, u16 magic, u32 owner, u64 addr, u64 len,
+ * The 64 bytes, little-endian: u8 version, u8 access and flags, u16 magic, u32 owner, u64 addr, u64 len,
  * u64 key, u32 keys[8]. `key` is what nics with chosen keys go by; those that make their own have a
  * slot each in `keys`, which the other end of a link is told in the handshake.
  */
@@ -112,6 +126,9 @@ struct weft__remote {
 #define WEFT__STAGED_CHOSEN 0x10u
 #define WEFT__STAGED_OWN 0x20u
 #define WEFT__STAGED (WEFT__STAGED_CHOSEN | WEFT__STAGED_OWN)
+/* Such memory, which a peer of the same host may ask to map. */
+#define WEFT__MAPPABLE 0x40u
+#define WEFT__REMOTE_FLAGS (WEFT__STAGED | WEFT__MAPPABLE)
 #define WEFT__REMOTE_VERSION 1u
 #define WEFT__REMOTE_MAGIC 0x7257u
 
@@ -128,7 +145,7 @@ static inline int weft__remote_check(const struct weft_remote *remote, struct we
     out->addr = weft__le64(at + 8);
     out->len = weft__le64(at + 16);
     out->key = weft__le64(at + 24);
-    bool known = (head & ~((WEFT__ALL_ACCESS | WEFT__STAGED) << 8)) ==
+    bool known = (head & ~((WEFT__ALL_ACCESS | WEFT__REMOTE_FLAGS) << 8)) ==
                  (WEFT__REMOTE_MAGIC << 16 | WEFT__REMOTE_VERSION);
     return known && out->addr + out->len >= out->addr ? 0 : weft__remote_refuse(remote);
 }

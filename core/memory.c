@@ -6,6 +6,7 @@
 #include "mem.h"
 
 #include "endpoint.h"
+#include "ipc.h"
 #include "lane.h"
 #include "op.h"
 #include "progress.h"
@@ -139,6 +140,7 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
         return weft_fail(-ENOMEM, "no memory for a registration");
     *reg = (struct weft__reg){.ep = ep, .addr = addr, .len = len, .access = access, .refs = 1};
     weft_list_init(&reg->in_apart);
+    weft_list_init(&reg->exports);
     int rc = find_owner(ep, reg);
     if (rc == 0)
         rc = weft_random(&reg->key, sizeof reg->key);
@@ -157,8 +159,16 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     return 0;
 }
 
+void weft__reg_unpin(struct weft__endpoint *ep, struct weft__reg *reg)
+{
+    struct weft_gpu *gpu = reg->pin == WEFT__PIN_OURS ? weft__gpu_any(ep) : NULL;
+    if (gpu)
+        gpu->backend->ops->host_unmap(gpu, reg->addr);
+}
+
 void weft__reg_discard(struct weft__endpoint *ep, struct weft__reg *reg)
 {
+    weft__reg_unpin(ep, reg);
     for (int i = 0; i < ep->nlanes; i++)
         unreg_on_lane(reg, ep->lanes[i]);
     if (reg->apart) {
@@ -175,6 +185,8 @@ void weft__reg_shut(struct weft__reg *reg)
     weft_list_remove(&reg->in_apart);
     reg->shut = true;
     reg->undone = (uint32_t)ep->nlanes + reg->serving;
+    weft__ipc_revoke(reg);
+    weft__ipc_unpin(reg);
     for (int i = 0; i < ep->nlanes; i++) {
         reg->on[i].work.kind = WEFT__WORK_DEREG;
         weft__lane_push(ep->lanes[i], &reg->on[i].work);
@@ -290,6 +302,7 @@ static int mem_open(struct weft__endpoint *ep, void *addr, size_t len, uint32_t 
                               .reg = reg,
                               .addr = addr,
                               .len = len};
+    reg->lasting = true;
     if (reg->refs == 1 && !weft__reg_find(ep, reg->key)) {
         reg->next = ep->regs;
         ep->regs = reg;
@@ -440,8 +453,8 @@ int weft__remote_refuse(const struct weft_remote *remote)
 {
     const uint8_t *at = remote->bytes;
     uint64_t addr = weft__le64(at + 8), len = weft__le64(at + 16);
-    if (weft__le32(at) >> 16 != WEFT__REMOTE_MAGIC || at[1] & ~(WEFT__ALL_ACCESS | WEFT__STAGED) ||
-        addr + len < addr)
+    if (weft__le32(at) >> 16 != WEFT__REMOTE_MAGIC ||
+        at[1] & ~(WEFT__ALL_ACCESS | WEFT__REMOTE_FLAGS) || addr + len < addr)
         return weft_fail(WEFT_EPROTO, "these 64 bytes are not a remote");
     return weft_fail(WEFT_EVERSION, "remote has version %u, this library reads %u", at[0],
                      WEFT__REMOTE_VERSION);
@@ -461,6 +474,9 @@ void weft__reg_describe(const struct weft__reg *reg, const void *addr, uint64_t 
             r.access |= slot < 0 ? WEFT__STAGED_CHOSEN : WEFT__STAGED_OWN;
         else if (slot >= 0)
             r.keys[slot] = (uint32_t)reg->on[i].handle.rkey;
+        if (reg->unreached >> i & 1 && reg->lasting && reg->ep->ipc &&
+            reg->ep->lanes[i]->nic->attr.enters)
+            r.access |= WEFT__MAPPABLE;
     }
     encode(&r, remote);
 }

@@ -46,7 +46,8 @@ static bool is_answer(uint8_t type)
 {
     return type == WEFT__MSG_TAKEN || type == WEFT__MSG_RESULT || type == WEFT__MSG_ADDED ||
            type == WEFT__MSG_LINK_GONE || type == WEFT__MSG_STAGE_AREA ||
-           type == WEFT__MSG_STAGE_COPIED;
+           type == WEFT__MSG_STAGE_COPIED || type == WEFT__MSG_IPC_MAP ||
+           type == WEFT__MSG_IPC_END;
 }
 
 /* The first message of a stream in the queue that has a cap and no header yet. */
@@ -331,6 +332,12 @@ static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const
         return weft__stage_copy_arrived(conn, body, len);
     case WEFT__MSG_STAGE_COPIED:
         return weft__stage_copied_arrived(conn, body, len);
+    case WEFT__MSG_IPC_ASK:
+        return weft__ipc_ask_arrived(conn, body, len);
+    case WEFT__MSG_IPC_MAP:
+        return weft__ipc_map_arrived(conn, body, len);
+    case WEFT__MSG_IPC_END:
+        return weft__ipc_end_arrived(conn, body, len);
     case WEFT__MSG_TYPES:
         break;
     }

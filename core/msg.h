@@ -27,6 +27,9 @@ enum weft__msg_type {
     WEFT__MSG_STAGE_AREA,   /* answer: this one, or why not */
     WEFT__MSG_STAGE_COPY,   /* copy between a slot of it and memory of yours */
     WEFT__MSG_STAGE_COPIED, /* answer: done, or why not */
+    WEFT__MSG_IPC_ASK,      /* let me map memory of yours */
+    WEFT__MSG_IPC_MAP,      /* answer: here it is, or why not */
+    WEFT__MSG_IPC_END,      /* it was deregistered */
     WEFT__MSG_TYPES
 };
 

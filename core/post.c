@@ -90,7 +90,7 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
         return weft_fail(WEFT_EKEY, "remote[%zu] belongs to another endpoint than the peer", i);
     piece->raddr = r.addr + offset;
     piece->rkey = r.key;
-    piece->far = r.access & WEFT__STAGED;
+    piece->far = r.access & WEFT__REMOTE_FLAGS;
     weft__remote_keys(&x->remote[i], piece->rkeys);
     return 0;
 }

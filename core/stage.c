@@ -9,7 +9,7 @@
  *     READ    the peer is asked to copy to far -READ-> near -copy-> GPU
  *
  * and leaves out what is not staged: from memory of the host it is written to far at once, to a peer whose nic reaches
- * its GPU straight into place. WRITE and READ in this picture are operations as any other (lot->inner), so they are cut
+ * its GPU straight into place. Where this end can copy between both places by itself (ipc.c), a copy is all. WRITE and READ in this picture are operations as any other (lot->inner), so they are cut
  * over the links, and go on when one dies. Nothing here waits for order: each step begins when the one before has ended.
  *
  * The endpoint lock is held in every function here.
@@ -18,6 +18,7 @@
 #include "conn.h"
 #include "copier.h"
 #include "endpoint.h"
+#include "ipc.h"
 #include "msg.h"
 #include "stripe.h"
 #include "util.h"
@@ -26,6 +27,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define MAPPED_MOST                                                                               \
+    ((uint64_t)64                                                                                 \
+     << 20) /* bytes of a copy to or from a mapping: who takes it back waits for so much */
 
 struct weft__lot {
     struct weft_list in_conn; /* stage->lots */
@@ -37,6 +42,8 @@ struct weft__lot {
     uint64_t bytes;
     uint32_t id;
     int near, far; /* slots; -1: none */
+    struct weft__import *import; /* copied straight from or to it, in this turn; else NULL */
+    uint32_t turn;
     bool write, asked, canceled;
     size_t n;
     struct weft__piece parts[];
@@ -126,6 +133,10 @@ static void lot_end(struct weft__lot *lot, int status, const char *why)
     weft_list_remove(&lot->in_conn);
     slot_give(&conn->stage.near_used, &lot->near);
     slot_give(&conn->stage.far_used, &lot->far);
+    if (lot->import)
+        weft__ipc_leave(conn, lot->import, lot->turn);
+    if (lot->import && op && !status)
+        conn->stats.bytes_mapped += lot->bytes;
     if (op && status)
         weft__op_fail(op, status, why);
     else if (op)
@@ -246,7 +257,7 @@ static void copied(struct weft__copy *copy, int status, const char *why)
 {
     struct weft__lot *lot = (struct weft__lot *)(void *)((char *)copy -
                                                          offsetof(struct weft__lot, copy));
-    if (!lot->write && !status)
+    if ((!lot->write || lot->import) && !status)
         lot_end(lot, 0, NULL);
     else if (!over(lot, status, why))
         move(lot);
@@ -297,7 +308,9 @@ int weft__stage_copied_arrived(struct weft__conn *conn, const uint8_t *body, siz
 
 static void begin(struct weft__lot *lot)
 {
-    if (lot->write && lot->near >= 0)
+    if (lot->import)
+        weft__copy_push(lot->conn->ep, &lot->copy);
+    else if (lot->write && lot->near >= 0)
         copy_begin(lot);
     else if (!lot->write && lot->far >= 0)
         ask(lot);
@@ -316,66 +329,146 @@ static bool exhausted(struct weft__op *op)
     return op->next_piece == op->npieces;
 }
 
-/* The pieces of a lot go the same way, by the same GPU, and fit a slot if they need one. */
-static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, bool near, bool far)
+/* How a piece goes. */
+struct path {
+    bool near, far; /* what is staged, unless it is */
+    enum weft__ipc_way way;
+    struct weft__mapped mapped;
+    uint16_t gpu;
+};
+
+static struct path path_of(struct weft__conn *conn, const struct weft__op *op)
 {
-    struct weft__stage *s = &conn->stage;
-    const struct weft__piece *first = &op->pieces[op->next_piece];
-    size_t most = op->npieces - op->next_piece;
+    const struct weft__piece *piece = &op->pieces[op->next_piece];
+    uint32_t access = op->kind == WEFT__OP_WRITE ? WEFT_WRITE : WEFT_READ;
+    struct path path = {.near = is_near(conn, piece), .far = weft__stage_far(conn, piece)};
+    path.way = weft__ipc_way(conn, piece, access, &path.mapped);
+    path.gpu = path.near ? piece->gpu : 0;
+    return path;
+}
+
+static bool same_path(const struct path *a, const struct path *b)
+{
+    return a->near == b->near && a->far == b->far && a->way == b->way && a->gpu == b->gpu &&
+           a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal;
+}
+
+static uint64_t room_of(const struct weft__conn *conn, const struct path *path)
+{
     uint64_t room = UINT64_MAX;
-    if (near)
+    if (path->way == WEFT__IPC_THERE)
+        return MAPPED_MOST;
+    if (path->near)
         room = conn->ep->copier.slot_bytes;
-    if (far && s->far_bytes < room)
-        room = s->far_bytes;
+    if (path->far && conn->stage.far_bytes < room)
+        room = conn->stage.far_bytes;
+    return room;
+}
+
+/* The next part of an op into the lot. */
+static void take(struct weft__lot *lot, struct weft__op *op, const struct path *path,
+                 uint64_t room)
+{
+    const struct weft__piece *piece = &op->pieces[op->next_piece];
+    uint64_t left = piece->len - op->next_offset, n = left < room ? left : room;
+    struct weft__piece *part = &lot->parts[lot->n];
+    *part = *piece;
+    part->addr += op->next_offset;
+    part->raddr += op->next_offset;
+    part->len = n;
+    if (path->way == WEFT__IPC_THERE) {
+        uint8_t *there = path->mapped.addr + op->next_offset;
+        lot->list[lot->n] = lot->write ? (struct weft_gpu_copy){there, part->addr, n}
+                                       : (struct weft_gpu_copy){part->addr, there, n};
+    }
+    lot->n++;
+    lot->bytes += n;
+    op->next_offset += n;
+}
+
+/* The pieces of a lot go the same way, by the same GPU, and fit a slot if they need one. */
+static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const struct path *path)
+{
+    size_t most = op->npieces - op->next_piece;
+    uint64_t room = room_of(conn, path);
     most = most < WEFT__LOT_PIECES ? most : WEFT__LOT_PIECES;
     struct weft__lot *lot = malloc(sizeof *lot + most * (sizeof *lot->parts + sizeof *lot->list));
     if (!lot)
         return NULL;
-    *lot = (struct weft__lot){.conn = conn, .op = op, .near = -1, .far = -1, .id = s->next_lot++};
+    *lot = (struct weft__lot){
+        .conn = conn, .op = op, .near = -1, .far = -1, .id = conn->stage.next_lot++};
     lot->list = (struct weft_gpu_copy *)(void *)&lot->parts[most];
     lot->write = op->kind == WEFT__OP_WRITE;
     while (lot->n < most && room > 0 && !exhausted(op)) {
-        const struct weft__piece *piece = &op->pieces[op->next_piece];
-        if (is_near(conn, piece) != near || weft__stage_far(conn, piece) != far ||
-            (near && piece->gpu != first->gpu))
+        struct path next = path_of(conn, op);
+        if (!same_path(&next, path))
             break;
-        uint64_t left = piece->len - op->next_offset, n = left < room ? left : room;
-        struct weft__piece *part = &lot->parts[lot->n++];
-        *part = *piece;
-        part->addr += op->next_offset;
-        part->raddr += op->next_offset;
-        part->len = n;
-        op->next_offset += n;
-        lot->bytes += n;
-        room -= n;
+        uint64_t before = lot->bytes;
+        take(lot, op, &next, room);
+        room -= lot->bytes - before;
     }
     return lot;
+}
+
+static void add_lot(struct weft__op *op, struct weft__lot *lot)
+{
+    op->pending++;
+    weft_list_push(&lot->conn->stage.lots, &lot->in_conn);
+    begin(lot);
+}
+
+static void no_memory(struct weft__op *op)
+{
+    weft__op_fail(op, -ENOMEM, "no memory to copy memory of a GPU");
+}
+
+/* A lot that is one copy. */
+static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const struct path *path)
+{
+    uint32_t turn;
+    if (!weft__ipc_enter(conn, path->mapped.import, &turn))
+        return false;
+    struct weft__lot *lot = cut(conn, op, path);
+    if (!lot) {
+        weft__ipc_leave(conn, path->mapped.import, turn);
+        no_memory(op);
+        return true;
+    }
+    lot->import = path->mapped.import;
+    lot->turn = turn;
+    lot->copy.ordinal = path->mapped.ordinal;
+    lot->copy.list = lot->list;
+    lot->copy.n = (int)lot->n;
+    lot->copy.done = copied;
+    add_lot(op, lot);
+    return true;
 }
 
 /* The next lot of the first op. False: it has to wait. */
 static bool next(struct weft__conn *conn, struct weft__op *op)
 {
     struct weft__stage *s = &conn->stage;
-    const struct weft__piece *piece = &op->pieces[op->next_piece];
-    bool near = is_near(conn, piece), far = weft__stage_far(conn, piece);
-    if ((far && !have_far(conn)) || conn->state != WEFT_CONN_UP || (near && !have_near(conn)))
+    struct path path = path_of(conn, op);
+    bool near = path.near, far = path.far;
+    if (path.way == WEFT__IPC_THERE)
+        return next_mapped(conn, op, &path);
+    if (path.way == WEFT__IPC_WAIT || (far && !have_far(conn)) || conn->state != WEFT_CONN_UP ||
+        (near && !have_near(conn)))
         return false;
     int far_slot = far ? slot_take(&s->far_used, s->far_slots) : -1;
     int near_slot = near ? slot_take(&s->near_used, conn->ep->copier.nslots) : -1;
     bool room = !(far && far_slot < 0) && !(near && near_slot < 0);
-    struct weft__lot *lot = room ? cut(conn, op, near, far) : NULL;
+    struct weft__lot *lot = room ? cut(conn, op, &path) : NULL;
     if (!lot) {
         slot_give(&s->far_used, &far_slot);
         slot_give(&s->near_used, &near_slot);
         if (room)
-            weft__op_fail(op, -ENOMEM, "no memory to stage memory of a GPU");
+            no_memory(op);
         return room;
     }
     lot->near = near_slot;
     lot->far = far_slot;
-    op->pending++;
-    weft_list_push(&s->lots, &lot->in_conn);
-    begin(lot);
+    add_lot(op, lot);
     return true;
 }
 

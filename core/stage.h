@@ -51,6 +51,9 @@ void weft__stage_start(struct weft__conn *conn, struct weft__op *op);
 void weft__stage_fill(struct weft__conn *conn);
 /* A processor does not put bytes there by itself: those of a short message into the pieces of its RECV. */
 int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len);
+/* Something outside of ops refers to the conn, or does so no more: it may know more about what waits. */
+void weft__stage_hold(struct weft__conn *conn);
+void weft__stage_release(struct weft__conn *conn);
 /* No more of it is cut into lots. */
 void weft__stage_leave(struct weft__op *op);
 /* The op is canceled: it does not wait for what does not touch its memory. */

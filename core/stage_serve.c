@@ -22,14 +22,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void hold(struct weft__conn *conn)
+void weft__stage_hold(struct weft__conn *conn)
 {
     conn->stage.serving++;
 }
 
-static void release(struct weft__conn *conn)
+void weft__stage_release(struct weft__conn *conn)
 {
     conn->stage.serving--;
+    if (conn->stage.ops.head)
+        weft__stage_fill(conn);
     if (conn->state == WEFT_CONN_DOWN)
         weft__serve_down(conn);
     weft__changed(conn->ep); /* who closes the conn waits for this */
@@ -115,7 +117,7 @@ static void serve_done(struct weft__copy *copy, int status, const char *why)
     conn->stage.landing_used &= ~(UINT64_C(1) << serve->slot);
     answer(conn, serve->id, status);
     free(serve);
-    release(conn);
+    weft__stage_release(conn);
 }
 
 /* What a peer names: 0, or why it may not. */
@@ -185,7 +187,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     for (size_t i = 0; i < n; i++)
         weft__reg_serve(serve->regs[i]);
     s->landing_used |= UINT64_C(1) << slot;
-    hold(conn);
+    weft__stage_hold(conn);
     serve->copy = (struct weft__copy){
         .ordinal = serve->regs[0]->ordinal, .list = serve->list, .n = n, .done = serve_done};
     weft__copy_push(conn->ep, &serve->copy);
@@ -233,7 +235,7 @@ static void add_copied(struct weft__copy *copy, int status, const char *why)
     if (conn->state != WEFT_CONN_DOWN)
         weft__add_answer(conn, add->id, status, add->old);
     free(add);
-    release(conn);
+    weft__stage_release(conn);
 }
 
 int weft__serve_add(struct weft__conn *conn, uint64_t id, struct weft__reg *reg, uint64_t addr,
@@ -250,7 +252,7 @@ int weft__serve_add(struct weft__conn *conn, uint64_t id, struct weft__reg *reg,
     add->copy = (struct weft__copy){
         .ordinal = reg->ordinal, .list = &add->copy.one, .n = 1, .done = add_copied};
     weft__reg_serve(reg);
-    hold(conn);
+    weft__stage_hold(conn);
     *ep->served_adds_tail = add;
     ep->served_adds_tail = &add->next;
     if (ep->served_adds == add)

@@ -256,7 +256,10 @@ const char *info_link(int link)
 
 const char *info_way(int way)
 {
-    return way == WEFT_GPU_DIRECT ? "direct" : way == WEFT_GPU_STAGED ? "staged" : "impossible";
+    return way == WEFT_GPU_DIRECT   ? "direct"
+           : way == WEFT_GPU_MAPPED ? "mapped"
+           : way == WEFT_GPU_STAGED ? "staged"
+                                    : "impossible";
 }
 
 int info_gpu_way(const char *backend, int j, const struct weft_transport_info *t, char *why,

@@ -90,16 +90,17 @@ int cuda_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
     if (rc)
         return rc;
     int result = api->host_register(host, len, CUDA_HOST_PORTABLE | CUDA_HOST_MAPPED);
-    if (result == 0) {
+    bool before = result == CUDA_EREGISTERED;
+    if (result == 0 || before) {
         result = api->host_addr(&at, host, 0);
-        if (result)
+        if (result && !before)
             api->host_unregister(host);
     }
     cuda_leave(cuda_of(base));
     if (result)
         return cuda_fail(result, "cannot map the host's memory");
     *dev = (void *)(uintptr_t)at;
-    return 0;
+    return before;
 }
 
 void cuda_host_unmap(struct weft_gpu *base, void *host)

@@ -75,7 +75,9 @@ static void again_and_again(void **state)
     size_t after = test_allocated();
     CHECK(after < before + GROWN, "%zu bytes became %zu in %d rounds", before, after,
           rounds - rounds / 4);
-    assert_int_equal(test_count_fds(), fds);
+    /* the last mapping of the other side's memory may be there or not, both times */
+    int now = test_count_fds();
+    CHECK(now <= fds + 1, "%d descriptors became %d", fds, now);
     duo_call(d, B, close_memory, &r, sizeof r);
     test_mem_close(&near);
 }

@@ -51,6 +51,22 @@ static void a_machine_without_gpus_says_so(void **state)
     weft_config_set("WEFT_CUDA_LIBRARY", NULL);
 }
 
+/* By the application, or by another registration: whoever was first lets go of it. */
+static void the_hosts_memory_is_mapped_once(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("");
+    static uint8_t bytes[8192];
+    void *first, *again;
+    assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &first), 0);
+    assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &again), 1);
+    assert_ptr_equal(first, again);
+    OPS->host_unmap(gpu, bytes);
+    assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &again), 0);
+    OPS->host_unmap(gpu, bytes);
+    OPS->close(gpu);
+}
+
 static void devices_are_counted(void **state)
 {
     (void)state;
@@ -178,6 +194,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_machine_without_gpus_says_so),
         cmocka_unit_test(devices_are_counted),
+        cmocka_unit_test(the_hosts_memory_is_mapped_once),
         cmocka_unit_test(no_room),
         cmocka_unit_test(a_device_that_is_lost),
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),

@@ -184,7 +184,9 @@ WEFT_API int weft_conn_info(weft_conn_t conn, struct weft_conn_info *info);
     XX(msgs_unexpected, "messages that arrived before their receive was posted")                  \
     XX(cmds_posted, "commands handed to transports")                                              \
     XX(cmds_resent, "commands handed over again after a link died")                               \
-    XX(links_lost, "links that died")
+    XX(links_lost, "links that died")                                                             \
+    XX(bytes_mapped, "of bytes written and read, those that this side copied to and from mapped " \
+                     "memory of GPUs")
 
 struct weft_conn_stats {
 #define WEFT_STATS_FIELD(name, text) uint64_t name;
@@ -206,7 +208,9 @@ struct weft_mem_opts {
 
 /*
  * Register memory: host memory, or a GPU's (found by asking the endpoint's GPU backend). What a nic does not reach goes
- * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. It stays
+ * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. Over local a
+ * peer maps such memory, all of the allocation that it lies in, and writes and reads by itself (WEFT_IPC=0: it does not); its
+ * own is then a GPU's, or the host's, registered, and pinned from then on. It stays
  * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
  * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a

@@ -140,7 +140,8 @@ enum weft_gpu_link {
 /* How an endpoint moves memory of a GPU over a transport. */
 enum weft_gpu_way {
     WEFT_GPU_DIRECT = 1, /* nics reach it */
-    WEFT_GPU_STAGED      /* through pinned memory of the host */
+    WEFT_GPU_STAGED,     /* through pinned memory of the host */
+    WEFT_GPU_MAPPED /* GPUs of another process map it (IPC) and copy; what is not mapped is staged */
 };
 
 /* i-th transport of this build. Returns 0, or -ENOENT past the end. */

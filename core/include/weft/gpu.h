@@ -123,7 +123,8 @@ struct weft_gpu_launch {
 };
 typedef int weft_gpu_launch_fn(struct weft_gpu *gpu, const struct weft_gpu_launch *launch);
 
-/* host_map: make host memory usable by the device; *dev is the device's address of it. */
+/* host_map: make host memory usable by the device; *dev is the device's address of it. Returns 0; 1: it was already, by
+ * somebody else, and host_unmap is not for it; or a code. */
 typedef int weft_gpu_host_map_fn(struct weft_gpu *gpu, void *host, uint64_t len, void **dev);
 typedef void weft_gpu_host_unmap_fn(struct weft_gpu *gpu, void *host);
 

@@ -34,11 +34,16 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay, pins, peers;
+    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc;
     size_t memory;
 };
-static const struct settings preset = {
-    .devices = 1, .dmabuf = 1, .delay = 2, .pins = 64, .peers = 2, .memory = (size_t)1 << 30};
+static const struct settings preset = {.devices = 1,
+                                       .dmabuf = 1,
+                                       .delay = 2,
+                                       .pins = 64,
+                                       .peers = 2,
+                                       .ipc = 2,
+                                       .memory = (size_t)1 << 30};
 static struct settings set;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -71,6 +76,8 @@ static void read_settings(void)
             now.pins = (unsigned)value;
         else if (!strncmp(item, "peers=", 6))
             now.peers = (unsigned)value;
+        else if (!strncmp(item, "ipc=", 4))
+            now.ipc = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -531,6 +538,13 @@ static int pin(void *host, void *was)
 {
     int rc = was ? CUDA_EINVAL : CUDA_ENOMEM;
     pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned && host; i++)
+        if (pinned[i] == host)
+            rc = CUDA_EREGISTERED;
+    if (rc == CUDA_EREGISTERED) {
+        pthread_mutex_unlock(&lock);
+        return rc;
+    }
     for (size_t i = 0; i < (was ? sizeof pinned / sizeof *pinned : set.pins) && rc; i++)
         if (pinned[i] == was) {
             pinned[i] = host;
@@ -584,7 +598,9 @@ int cuIpcGetMemHandle(struct cuda_ipc *handle, cuda_addr addr)
     int rc = CUDA_EINVAL;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
-    if (alloc && addr == (uintptr_t)alloc->addr) {
+    if (!set.ipc)
+        rc = CUDA_EUNSUPPORTED;
+    else if (alloc && addr == (uintptr_t)alloc->addr) {
         struct shared shared = {.magic = MAGIC, .pid = getpid(), .fd = alloc->fd, .len = alloc->len};
         memset(handle, 0, sizeof *handle);
         memcpy(handle->bytes, &shared, sizeof shared);
@@ -605,6 +621,8 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
         return CUDA_EINVAL;
     if (device < 0 || shared.pid == getpid())
         return NO_CONTEXT;
+    if (set.ipc < 2)
+        return CUDA_EUNSUPPORTED;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST && rc; i++) {

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Imports: memory of peers' GPUs, mapped into this process.
+ *
+ * A driver maps in the context of one GPU, the one that is going to copy: that of this end's memory, or, if that is the
+ * host's, the same one as the peer's. To map, to pin memory of the host and to undo either takes long: the copier does it.
+ */
+#include "ipc.h"
+#include "conn.h"
+#include "copier.h"
+#include "endpoint.h"
+#include "mem.h"
+#include "msg.h"
+#include "stage.h"
+#include "util.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define BUCKETS 256
+#define INSIDE_MOST 64               /* lots that copy at once */
+#define AT_HOME (-1)                 /* mapping->wanted: the GPU whose memory it is */
+#define PIN_MOST ((uint64_t)1 << 30) /* to pin more takes a second and longer */
+
+/* In one GPU's context. */
+struct mapping {
+    struct weft__chore chore;
+    struct mapping *next;
+    struct weft__import *import;
+    int wanted, ordinal; /* ordinal: once it is there */
+    enum { MAPPING_OPENING, MAPPING_THERE, MAPPING_NONE } state;
+    void *addr;
+};
+
+struct weft__import {
+    struct weft__import *next; /* of its bucket; gone: of none */
+    struct weft__conn *conn;
+    uint64_t key, addr, len;
+    uint32_t access;
+    enum { IMPORT_ASKED, IMPORT_THERE, IMPORT_REFUSED } state;
+    bool gone;      /* the peer has taken it back, or is gone */
+    bool unknown;   /* refused: the peer has no such key, so there will be no END */
+    bool own;       /* the peer is this process */
+    uint32_t users; /* copies, and mappings that are being made */
+    char pci[WEFT__IPC_PCI];
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    struct mapping *mappings;
+};
+
+void weft__ipc_init(struct weft__ipc *ipc)
+{
+    weft_list_init(&ipc->exports);
+}
+
+/* --- mappings ----------------------------------------------------------------------------------- */
+
+static struct mapping *mapping_of(struct weft__chore *chore)
+{
+    return (struct mapping *)chore; /* the first member */
+}
+
+static void mapping_close(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct mapping *mapping = mapping_of(chore);
+    struct weft_gpu *gpu = weft__gpu_opened(ep, mapping->ordinal);
+    gpu->backend->ops->ipc_close(gpu, mapping->addr);
+}
+
+static void mapping_closed(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    (void)ep;
+    free(mapping_of(chore));
+}
+
+/* Nobody uses it any more, and nobody finds it. */
+static void import_free(struct weft__import *import)
+{
+    struct weft__endpoint *ep = import->conn->ep;
+    for (struct mapping *mapping = import->mappings, *next; mapping; mapping = next) {
+        next = mapping->next;
+        if (mapping->state != MAPPING_THERE || import->own) {
+            free(mapping);
+            continue;
+        }
+        mapping->chore = (struct weft__chore){.run = mapping_close, .done = mapping_closed};
+        weft__chore_push(ep, &mapping->chore);
+    }
+    free(import);
+}
+
+static void import_put(struct weft__import *import)
+{
+    if (--import->users == 0 && import->gone)
+        import_free(import);
+}
+
+/* This process's number of the peer's GPU, which may have another one there; or -1. */
+static int find_home(const struct weft_gpu_ops *ops, const char *pci)
+{
+    struct weft_gpu_device device;
+    int n = *pci ? ops->probe() : 0;
+    for (int i = 0; i < n; i++)
+        if (ops->describe(i, &device) == 0 && strcmp(device.pci, pci) == 0)
+            return i;
+    return -1;
+}
+
+/* What it says of its memory is the peer's word. */
+static int check_mapped(const struct weft_gpu_ops *ops, const struct weft__import *import,
+                        void *addr)
+{
+    struct weft_gpu_range range;
+    int rc = ops->query(addr, &range);
+    if (rc < 0)
+        return rc;
+    return rc && weft__contains((uintptr_t)range.base, range.len, (uintptr_t)addr, import->len)
+               ? 0
+               : weft_fail(WEFT_EPROTO, "the peer's memory is shorter than it says");
+}
+
+static int map(struct weft__endpoint *ep, const struct weft__import *import,
+               struct mapping *mapping)
+{
+    const struct weft_gpu_ops *ops = ep->gpu->ops;
+    struct weft_gpu *gpu = weft__gpu_opened(ep, mapping->ordinal);
+    int rc = ops->ipc_open(gpu, import->handle, &mapping->addr);
+    if (rc)
+        return rc;
+    rc = check_mapped(ops, import, mapping->addr);
+    if (rc)
+        ops->ipc_close(gpu, mapping->addr);
+    return rc;
+}
+
+static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct mapping *mapping = mapping_of(chore);
+    const struct weft__import *import = mapping->import;
+    const struct weft_gpu_ops *ops = ep->gpu->ops;
+    int ordinal = mapping->wanted == AT_HOME ? find_home(ops, import->pci) : mapping->wanted;
+    mapping->ordinal = ordinal;
+    mapping->addr = import->own ? (void *)(uintptr_t)import->addr : NULL;
+    int rc = ordinal < 0
+                 ? weft_fail(WEFT_ENODEV, "its GPU, %s, is none of this process's", import->pci)
+                 : weft__chore_gpu(ep, ordinal);
+    if (rc == 0 && !import->own)
+        rc = map(ep, import, mapping);
+    if (rc)
+        weft_log(WEFT_LOG_INFO, "conn", "memory of the peer's GPU is staged: %s",
+                 weft_last_error());
+    chore->status = rc;
+}
+
+static void mapping_opened(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct mapping *mapping = mapping_of(chore);
+    struct weft__conn *conn = mapping->import->conn;
+    (void)ep;
+    mapping->state = chore->status ? MAPPING_NONE : MAPPING_THERE;
+    import_put(mapping->import);
+    weft__stage_release(conn);
+}
+
+static struct mapping *mapping_find(struct weft__import *import, int wanted)
+{
+    struct mapping *mapping = import->mappings;
+    while (mapping && mapping->wanted != wanted)
+        mapping = mapping->next;
+    if (mapping)
+        return mapping;
+    mapping = calloc(1, sizeof *mapping);
+    if (!mapping)
+        return NULL;
+    mapping->import = import;
+    mapping->wanted = wanted;
+    mapping->next = import->mappings;
+    import->mappings = mapping;
+    import->users++;
+    weft__stage_hold(import->conn);
+    mapping->chore = (struct weft__chore){.run = mapping_open, .done = mapping_opened};
+    weft__chore_push(import->conn->ep, &mapping->chore);
+    return mapping;
+}
+
+/* --- imports -------------------------------------------------------------------------------------- */
+
+static struct weft__import **bucket_of(struct weft__ipc *ipc, uint64_t key)
+{
+    return &ipc->imports[key % BUCKETS]; /* keys are random */
+}
+
+static struct weft__import *find(struct weft__ipc *ipc, uint64_t key)
+{
+    struct weft__import *import = ipc->imports ? *bucket_of(ipc, key) : NULL;
+    while (import && import->key != key)
+        import = import->next;
+    return import;
+}
+
+/* It is not to be found any more. */
+static void forget(struct weft__import **at)
+{
+    struct weft__import *import = *at;
+    *at = import->next;
+    import->gone = true;
+    import->users++;
+    import_put(import);
+}
+
+/* Keys that the peer did not know; it will not tell of their end. */
+static void forget_unknown(struct weft__import **at)
+{
+    while (*at)
+        if ((*at)->unknown)
+            forget(at);
+        else
+            at = &(*at)->next;
+}
+
+/* Ask the peer for a key. False: no memory. */
+static bool ask(struct weft__conn *conn, uint64_t key)
+{
+    struct weft__ipc *ipc = &conn->ipc;
+    struct weft__msg_head head = {.type = WEFT__MSG_IPC_ASK};
+    uint8_t body[8];
+    struct weft__writer w = {body, body + sizeof body, false};
+    if (!ipc->imports)
+        ipc->imports = calloc(BUCKETS, sizeof(struct weft__import *));
+    struct weft__import *import = ipc->imports ? calloc(1, sizeof *import) : NULL;
+    if (!import)
+        return false;
+    struct weft__import **at = bucket_of(ipc, key);
+    forget_unknown(at);
+    import->conn = conn;
+    import->key = key;
+    import->next = *at;
+    *at = import;
+    weft__put_u64(&w, key);
+    weft__msg_post(conn, &head, body, sizeof body);
+    return true;
+}
+
+int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
+{
+    struct weft__reader r = {body, body + len, false};
+    struct weft__import *import = find(&conn->ipc, weft__get_u64(&r));
+    int32_t status = (int32_t)weft__get_u32(&r);
+    if (!import || import->state != IMPORT_ASKED || status > 0)
+        return WEFT_EPROTO;
+    import->access = weft__get_u32(&r);
+    import->addr = weft__get_u64(&r);
+    import->len = weft__get_u64(&r);
+    weft__get(&r, import->pci, sizeof import->pci);
+    weft__get(&r, import->handle, sizeof import->handle);
+    import->pci[sizeof import->pci - 1] = 0;
+    if (r.bad || r.at != r.end || import->addr + import->len < import->addr)
+        return WEFT_EPROTO;
+    import->own = weft__ipc_is_own(import->key, import->addr, import->len, import->access);
+    import->state = status ? IMPORT_REFUSED : IMPORT_THERE;
+    import->unknown = status == WEFT_EKEY;
+    weft__stage_fill(conn);
+    return 0;
+}
+
+/* u64 key, u32 turn */
+int weft__ipc_end_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
+{
+    struct weft__ipc *ipc = &conn->ipc;
+    struct weft__reader r = {body, body + len, false};
+    uint64_t key = weft__get_u64(&r);
+    uint32_t turn = weft__get_u32(&r);
+    const struct weft__import *import = find(ipc, key);
+    if (r.bad || r.at != r.end || !import || import->state == IMPORT_ASKED)
+        return WEFT_EPROTO;
+    struct weft__import **at = bucket_of(ipc, key);
+    while (*at != import)
+        at = &(*at)->next;
+    forget(at);
+    ipc->turn = turn;
+    weft__stage_fill(conn);
+    return 0;
+}
+
+void weft__ipc_down(struct weft__conn *conn)
+{
+    for (int i = 0; conn->ipc.imports && i < BUCKETS; i++)
+        while (conn->ipc.imports[i])
+            forget(&conn->ipc.imports[i]);
+}
+
+void weft__ipc_free(struct weft__conn *conn)
+{
+    free(conn->ipc.imports);
+}
+
+/* --- memory of the host --------------------------------------------------------------------------- */
+
+struct pin {
+    struct weft__chore chore;
+    struct weft__reg *reg;
+    struct weft__conn *conn; /* that waits for it; NULL: unpin */
+};
+
+static struct pin *pin_of(struct weft__chore *chore)
+{
+    return (struct pin *)chore; /* the first member */
+}
+
+static void pin_run(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    const struct weft__reg *reg = pin_of(chore)->reg;
+    struct weft_gpu *gpu = weft__gpu_any(ep);
+    void *dev;
+    chore->status = gpu ? gpu->backend->ops->host_map(gpu, reg->addr, reg->len, &dev)
+                        : WEFT_ENODEV;
+    if (chore->status < 0)
+        weft_log(WEFT_LOG_INFO, "memory", "memory of the host is not pinned: %s",
+                 weft_last_error());
+}
+
+static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct pin *pin = pin_of(chore);
+    struct weft__reg *reg = pin->reg;
+    struct weft__conn *conn = pin->conn;
+    reg->pin = chore->status < 0    ? WEFT__PIN_NOT
+               : chore->status == 0 ? WEFT__PIN_OURS
+                                    : WEFT__PIN_OTHERS;
+    free(pin);
+    (void)ep;
+    if (reg->shut)
+        weft__ipc_unpin(reg);
+    weft__reg_served(reg);
+    weft__stage_release(conn);
+}
+
+static void unpin_run(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    weft__reg_unpin(ep, pin_of(chore)->reg);
+}
+
+static void unpin_done(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct pin *pin = pin_of(chore);
+    (void)ep;
+    weft__reg_lane_done(pin->reg);
+    free(pin);
+}
+
+/* A GPU copies at once from and to what is pinned; else through buffers of its driver's, at a processor's pace. */
+static enum weft__ipc_way pinned(struct weft__conn *conn, struct weft__reg *reg)
+{
+    if (!reg || !reg->lasting || reg->pin == WEFT__PIN_NOT)
+        return WEFT__IPC_NONE;
+    if (reg->pin == WEFT__PIN_OURS || reg->pin == WEFT__PIN_OTHERS)
+        return WEFT__IPC_THERE;
+    if (reg->pin == WEFT__PIN_WANTED)
+        return WEFT__IPC_WAIT;
+    struct pin *pin = reg->len <= PIN_MOST ? calloc(1, sizeof *pin) : NULL;
+    if (!pin) {
+        reg->pin = WEFT__PIN_NOT;
+        return WEFT__IPC_NONE;
+    }
+    *pin = (struct pin){{.run = pin_run, .done = pin_done}, reg, conn};
+    reg->pin = WEFT__PIN_WANTED;
+    weft__reg_serve(reg);
+    weft__stage_hold(conn);
+    weft__chore_push(conn->ep, &pin->chore);
+    return WEFT__IPC_WAIT;
+}
+
+void weft__ipc_unpin(struct weft__reg *reg)
+{
+    if (reg->pin != WEFT__PIN_OURS)
+        return;
+    struct pin *pin = calloc(1, sizeof *pin);
+    if (!pin) /* it stays pinned until the process ends */
+        return;
+    *pin = (struct pin){{.run = unpin_run, .done = unpin_done}, reg, NULL};
+    reg->undone++;
+    weft__chore_push(reg->ep, &pin->chore);
+}
+
+/* --- for the one who copies ------------------------------------------------------------------------ */
+
+/* The link that imports belong to: the same one at both ends. */
+static struct weft__link *link_of(const struct weft__conn *conn)
+{
+    struct weft__link *link = conn->nlinks ? conn->links[0] : NULL;
+    return link && link->up && !link->closing && link->lane->nic->attr.enters ? link : NULL;
+}
+
+static bool may(const struct weft__import *import, const struct weft__piece *piece,
+                uint32_t access)
+{
+    return import->access & access &&
+           weft__contains(import->addr, import->len, piece->raddr, piece->len);
+}
+
+enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__piece *piece,
+                                 uint32_t access, struct weft__mapped *mapped)
+{
+    struct weft__endpoint *ep = conn->ep;
+    if (!(piece->far & WEFT__MAPPABLE) || !ep->ipc || !ep->gpu_apart || !link_of(conn))
+        return WEFT__IPC_NONE;
+    struct weft__import *import = find(&conn->ipc, piece->rkey);
+    if (!import)
+        return ask(conn, piece->rkey) ? WEFT__IPC_WAIT : WEFT__IPC_NONE;
+    if (import->state == IMPORT_ASKED)
+        return WEFT__IPC_WAIT;
+    if (import->state == IMPORT_REFUSED || !may(import, piece, access))
+        return WEFT__IPC_NONE; /* staged, or refused where the memory is */
+    const struct mapping *mapping = mapping_find(import, piece->gpu ? piece->gpu - 1 : AT_HOME);
+    if (!mapping || mapping->state == MAPPING_NONE)
+        return WEFT__IPC_NONE;
+    if (mapping->state == MAPPING_OPENING)
+        return WEFT__IPC_WAIT;
+    *mapped = (struct weft__mapped){
+        import, (uint8_t *)mapping->addr + (piece->raddr - import->addr), mapping->ordinal};
+    return piece->gpu ? WEFT__IPC_THERE : pinned(conn, piece->reg);
+}
+
+bool weft__ipc_enter(struct weft__conn *conn, struct weft__import *import, uint32_t *turn)
+{
+    struct weft__link *link = link_of(conn);
+    *turn = conn->ipc.turn;
+    if (!link || link->inside >= INSIDE_MOST ||
+        !link->lane->nic->transport->ops->link_enter(link->tl, *turn))
+        return false;
+    link->inside++;
+    import->users++;
+    return true;
+}
+
+void weft__ipc_leave(struct weft__conn *conn, struct weft__import *import, uint32_t turn)
+{
+    struct weft__link *link = conn->links[0];
+    link->lane->nic->transport->ops->link_leave(link->tl, turn);
+    link->inside--;
+    import_put(import);
+}

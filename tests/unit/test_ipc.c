@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of a peer's GPU that this process maps and copies from and to by itself, over local and the double of a driver: that
+ * it is done, where it is not, and that the peer can take its memory back at any time. Ends in the midst of a copy are
+ * test_stage's, too (test_stage.mapped).
+ */
+#include "contract/duo.h"
+
+#include "mem.h"
+
+#define T TEST_DEADLINE_MS
+#define LEN ((size_t)3 << 20)
+
+int cuInit(unsigned flags);
+int fake_cuda_pinned(void);
+
+static uint64_t mapped(const struct duo *d)
+{
+    struct weft_conn_stats stats;
+    WEFT_OK(weft_conn_stats(d->conn, &stats));
+    return stats.bytes_mapped;
+}
+
+static int64_t move(struct duo *d, enum weft_xfer_op op, struct area near, size_t len,
+                    const struct weft_remote *remote)
+{
+    struct weft_local local = area_local(near, 0, len);
+    return weft_transfer(d->conn,
+                         WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1,
+                                   .remote = remote, .nremote = 1),
+                         T, NULL);
+}
+
+/* Both ways; returns the bytes that were copied by mappings. */
+static uint64_t both_ways(struct duo *d, struct area near, struct area far, size_t len,
+                          uint64_t seed)
+{
+    uint64_t before = mapped(d);
+    struct weft_remote remote;
+    WEFT_OK(weft_remote_slice(&far.remote, 0, len, &remote));
+    duo_fill(d, near, seed);
+    assert_int_equal(move(d, WEFT_XFER_WRITE, near, len, &remote), len);
+    duo_check(d, far, 0, len, seed);
+    duo_fill(d, far, seed + 1);
+    assert_int_equal(move(d, WEFT_XFER_READ, near, len, &remote), len);
+    duo_check(d, near, 0, len, seed + 1);
+    return mapped(d) - before;
+}
+
+static void it_is_mapped(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 1, 0), far = duo_area(d, B, LEN, 3, 0);
+    static const size_t lens[] = {1, 7, 8, 4097, 65536, 1000001, LEN};
+    for (size_t i = 0; i < ARRAY_LEN(lens); i++)
+        assert_int_equal(both_ways(d, near, far, lens[i], i * 10), 2 * lens[i]);
+}
+
+/* What the other side has mapped of this side's memory, too. */
+static void both_sides_map(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    struct area back = duo_area(d, B, LEN, 0, 0);
+    struct weft_local local = area_local(back, 0, LEN);
+    assert_int_equal(both_ways(d, near, far, LEN, 1), 2 * LEN);
+    duo_fill(d, near, 5);
+    for (int i = 0; i < 3; i++) {
+        weft_op_t op = duo_post(d, B, 0,
+                                WEFT_OPTS(weft_xfer, .op = WEFT_XFER_READ, .local = &local,
+                                          .nlocal = 1, .remote = &near.remote, .nremote = 1));
+        duo_wait(d, B, op, 0);
+        duo_check(d, back, 0, LEN, 5);
+    }
+}
+
+/* 128 regions and more of some registrations, in one call. */
+static void many_regions(void **state)
+{
+    enum { N = 300, REGS = 3, STEP = 9000 };
+    struct duo *d = *state;
+    struct area near[REGS], far[REGS];
+    struct weft_local local[N];
+    struct weft_remote remote[N];
+    uint64_t total = 0, before = mapped(d);
+    for (int i = 0; i < REGS; i++) {
+        near[i] = duo_area(d, A, (size_t)N * STEP, 0, 0);
+        far[i] = duo_area(d, B, (size_t)N * STEP, 0, 0);
+        duo_fill(d, near[i], (uint64_t)i);
+    }
+    for (size_t i = 0; i < N; i++) {
+        size_t len = i * 977 % STEP;
+        local[i] = area_local(near[i % REGS], i * STEP, len);
+        WEFT_OK(weft_remote_slice(&far[i / 100].remote, i * STEP, len, &remote[i]));
+        total += len;
+    }
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = local,
+                          .nlocal = N,
+                          .remote = remote,
+                          .nremote = N};
+    for (int round = 0; round < 3; round++)
+        assert_int_equal(weft_transfer(d->conn, &x, T, NULL), total);
+    assert_int_equal(mapped(d) - before, 3 * total);
+    for (size_t i = 0; i < N; i++) {
+        duo_check(d, far[i / 100], i * STEP, local[i].len, i % REGS);
+        duo_check_zero(d, far[i / 100], i * STEP + local[i].len, STEP - local[i].len);
+    }
+}
+
+/* A notification is there after the bytes. */
+static void a_notification_comes_after_the_bytes(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    char note[16];
+    test_fill(note, sizeof note, 9, 0);
+    for (uint64_t i = 0; i < 10; i++) {
+        struct weft_local local = area_local(near, 0, LEN);
+        duo_fill(d, near, i);
+        WEFT_OK(weft_transfer(d->conn,
+                              WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                        .nlocal = 1, .remote = &far.remote, .nremote = 1,
+                                        .notify = note, .notify_len = sizeof note),
+                              T, NULL));
+        duo_notif(d, B, 0, sizeof note, 9);
+        duo_check(d, far, 0, LEN, i);
+    }
+}
+
+/* --- where it is not done -------------------------------------------------------------------------- */
+
+static void driver(struct host *host, void *arg)
+{
+    (void)host;
+    setenv("FAKE_CUDA", arg, 1);
+    assert_int_equal(cuInit(0), 0);
+}
+
+static void drivers(struct duo *d, const char *a, const char *b)
+{
+    char there[64];
+    snprintf(there, sizeof there, "%s", b);
+    driver(NULL, (void *)(uintptr_t)a);
+    duo_call(d, B, driver, there, sizeof there);
+}
+
+static void what_cannot_be_mapped_is_staged(void **state)
+{
+    struct duo *d = *state;
+    static const char *const settings[][2] = {{"devices=2", "devices=2,ipc=0"},
+                                              {"devices=2,ipc=1", "devices=2"},
+                                              {"devices=1", "devices=2"}};
+    for (size_t i = 0; i < ARRAY_LEN(settings); i++) {
+        struct area near = duo_area(d, A, LEN, 1, 0), far = duo_area(d, B, LEN, 3, 0);
+        bool home = i == 2 && test_memory(A) >= 0; /* copied by the GPU of this side */
+        drivers(d, settings[i][0], settings[i][1]);
+        uint64_t bytes = both_ways(d, near, far, LEN, i) + both_ways(d, near, far, 100, i);
+        assert_int_equal(bytes, home ? 2 * LEN + 200 : 0);
+    }
+    drivers(d, "devices=2", "devices=2");
+    struct area near = duo_area(d, A, LEN, 1, 0), far = duo_area(d, B, LEN, 3, 0);
+    assert_int_equal(both_ways(d, near, far, LEN, 1), 2 * LEN);
+}
+
+/* Its memory is the host's. */
+static void what_is_not_a_gpus(void **state)
+{
+    struct duo *d = *state;
+    struct area far = duo_area(d, B, LEN, 0, 0);
+    char bytes[1000]; /* not registered */
+    uint64_t before = mapped(d);
+    test_fill(bytes, sizeof bytes, 3, 0);
+    assert_int_equal(weft_write(d->conn, bytes, sizeof bytes, &far.remote, 0, T), sizeof bytes);
+    duo_check(d, far, 0, sizeof bytes, 3);
+    assert_int_equal(mapped(d), before);
+}
+
+/* --- what the peer takes back ------------------------------------------------------------------------ */
+
+static void dereg(struct host *host, void *arg)
+{
+    weft_mem_t mem = *(weft_mem_t *)arg;
+    (void)host;
+    WEFT_OK(weft_mem_dereg(mem));
+}
+
+static void what_was_taken_back_is_not_touched(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), other = duo_area(d, B, LEN, 0, 0);
+    for (uint64_t i = 0; i < 20; i++) {
+        struct area far = duo_area(d, B, LEN, 0, 0);
+        assert_int_equal(both_ways(d, near, far, LEN, i), 2 * LEN);
+        duo_call(d, B, dereg, &far.mem, sizeof far.mem);
+        duo_fill(d, far, 99);
+        WEFT_FAILS(WEFT_EKEY, move(d, WEFT_XFER_WRITE, near, LEN, &far.remote));
+        WEFT_FAILS(WEFT_EKEY, move(d, WEFT_XFER_READ, near, 8, &far.remote));
+        duo_check(d, far, 0, LEN, 99);
+        assert_int_equal(both_ways(d, near, other, LEN, i),
+                         2 * LEN); /* which is as good as before */
+    }
+}
+
+/* While it is being written to: from then on, not a byte. */
+static void taken_back_in_the_midst(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0);
+    struct weft_local local = area_local(near, 0, LEN);
+    for (int i = 0; i < 30; i++) {
+        struct area far = duo_area(d, B, LEN, 0, 0);
+        weft_op_t ops[6];
+        duo_fill(d, near, 1);
+        if (i % 3)
+            both_ways(d, near, far, 8, 1);
+        duo_fill(d, near, 1);
+        for (size_t j = 0; j < ARRAY_LEN(ops); j++)
+            WEFT_OK(weft_post(d->conn,
+                              WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                        .nlocal = 1, .remote = &far.remote, .nremote = 1),
+                              &ops[j]));
+        test_sleep_ms(i % 4);
+        duo_call(d, B, dereg, &far.mem, sizeof far.mem);
+        duo_fill(d, far, 99);
+        for (size_t j = 0; j < ARRAY_LEN(ops); j++) {
+            struct weft_op_status status;
+            int rc = weft_op_wait(ops[j], T, &status);
+            CHECK(rc == 0 || rc == WEFT_EKEY, "it ended with %s: %s", weft_err_name(rc),
+                  status.text);
+        }
+        duo_check(d, far, 0, LEN, 99);
+    }
+}
+
+static void access_and_bounds(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, WEFT_READ);
+    assert_int_equal(move(d, WEFT_XFER_READ, near, LEN, &far.remote), LEN);
+    WEFT_FAILS(WEFT_EACCESS, move(d, WEFT_XFER_WRITE, near, LEN, &far.remote));
+    struct weft_remote forged = far.remote; /* its length, and its access */
+    forged.bytes[1] |= WEFT_WRITE;
+    duo_fill(d, far, 4);
+    WEFT_FAILS(WEFT_EACCESS, move(d, WEFT_XFER_WRITE, near, LEN, &forged));
+    forged = far.remote;
+    forged.bytes[16 + 3] += 1;
+    struct area more = duo_area(d, A, LEN + 4096, 0, 0);
+    struct weft_remote beyond;
+    WEFT_OK(weft_remote_slice(&forged, 0, LEN + 4096, &beyond));
+    WEFT_FAILS(WEFT_EBOUNDS, move(d, WEFT_XFER_READ, more, LEN + 4096, &beyond));
+    duo_check(d, far, 0, LEN, 4);
+}
+
+/* --- the host's memory ------------------------------------------------------------------------------- */
+
+static void what_was_pinned_is_let_go(void **state)
+{
+    struct duo *d = *state;
+    struct area far = duo_area(d, B, LEN, 0, 0);
+    int before = fake_cuda_pinned();
+    for (int i = 0; i < 5; i++) {
+        struct area near = duo_area(d, A, LEN, 0, 0);
+        assert_int_equal(both_ways(d, near, far, LEN, 1), 2 * LEN);
+        if (test_memory(A) < 0)
+            assert_int_equal(fake_cuda_pinned(), before + 1);
+        WEFT_OK(weft_mem_dereg(near.mem));
+        assert_int_equal(fake_cuda_pinned(), before);
+    }
+}
+
+/* --- the other one dies ------------------------------------------------------------------------------- */
+
+static void killed(struct duo *d, enum weft_xfer_op kind, int ms)
+{
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    struct weft_local local = area_local(near, 0, LEN);
+    weft_op_t ops[4];
+    both_ways(d, near, far, 8, 1);
+    for (size_t j = 0; j < ARRAY_LEN(ops); j++)
+        WEFT_OK(weft_post(d->conn,
+                          WEFT_OPTS(weft_xfer, .op = kind, .local = &local, .nlocal = 1,
+                                    .remote = &far.remote, .nremote = 1),
+                          &ops[j]));
+    test_sleep_ms(ms);
+    test_peer_kill(&d->peer);
+    for (size_t j = 0; j < ARRAY_LEN(ops); j++) {
+        struct weft_op_status status;
+        int rc = weft_op_wait(ops[j], T, &status);
+        CHECK(rc == 0 || rc == WEFT_EPEER, "it ended with %s: %s", weft_err_name(rc), status.text);
+    }
+    WEFT_OK(weft_mem_dereg(near.mem));
+}
+
+static void the_peer_dies_while_it_is_written_to(void **state)
+{
+    killed(*state, WEFT_XFER_WRITE, 1);
+}
+
+static void the_peer_dies_while_it_is_read(void **state)
+{
+    killed(*state, WEFT_XFER_READ, 2);
+}
+
+/* While it copies from and to this side's memory. */
+static void who_copies_dies(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    struct weft_local local = area_local(far, 0, LEN);
+    for (int i = 0; i < 6; i++)
+        duo_post(d, B, 0,
+                 WEFT_OPTS(weft_xfer, .op = i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE,
+                           .local = &local, .nlocal = 1, .remote = &near.remote, .nremote = 1));
+    test_sleep_ms(2);
+    test_peer_kill(&d->peer);
+    WEFT_OK(weft_mem_dereg(near.mem));
+    duo_fill(d, near, 7);
+    test_sleep_ms(20);
+    duo_check(d, near, 0, LEN, 7);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_BOTH(it_is_mapped),
+        IN_BOTH(both_sides_map),
+        IN_BOTH(many_regions),
+        IN_BOTH(a_notification_comes_after_the_bytes),
+        IN_TWO(what_cannot_be_mapped_is_staged),
+        IN_BOTH(what_is_not_a_gpus),
+        IN_BOTH(what_was_taken_back_is_not_touched),
+        IN_BOTH(taken_back_in_the_midst),
+        IN_BOTH(access_and_bounds),
+        IN_BOTH(what_was_pinned_is_let_go),
+        KILLED(the_peer_dies_while_it_is_written_to),
+        KILLED(the_peer_dies_while_it_is_read),
+        KILLED(who_copies_dies),
+    };
+    return DUO_MAIN("test_ipc", tests);
+}
