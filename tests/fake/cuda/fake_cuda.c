@@ -36,6 +36,7 @@ struct alloc {
 struct settings {
     unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc;
     size_t memory;
+    const struct settings *older;
 };
 static const struct settings preset = {.devices = 1,
                                        .dmabuf = 1,
@@ -44,10 +45,11 @@ static const struct settings preset = {.devices = 1,
                                        .peers = 2,
                                        .ipc = 2,
                                        .memory = (size_t)1 << 30};
-static struct settings set;
+/* Read at any time, also while the driver is started again. */
+static _Atomic(const struct settings *) set = &preset;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int started; /* by this process */
+static _Atomic(int) started; /* by this process */
 static struct alloc allocs[MOST];
 static size_t used;
 static unsigned copies;
@@ -84,9 +86,10 @@ static void read_settings(void)
             fprintf(stderr, "fake cuda: there is no setting %s\n", item);
     }
     free(copy);
-    pthread_mutex_lock(&lock);
-    set = now;
-    pthread_mutex_unlock(&lock);
+    struct settings *next = malloc(sizeof *next);
+    now.older = set;
+    *next = now;
+    set = next;
 }
 
 int cuInit(unsigned flags)
@@ -94,12 +97,12 @@ int cuInit(unsigned flags)
     read_settings();
     if (flags)
         return CUDA_EINVAL;
-    if (set.init)
-        return (int)set.init;
+    if (set->init)
+        return (int)set->init;
     if (started && started != getpid())
         return CUDA_ESTARTED;
     started = getpid();
-    return set.devices ? CUDA_OK : CUDA_ENODEVICE;
+    return set->devices ? CUDA_OK : CUDA_ENODEVICE;
 }
 
 int cuGetErrorString(int result, const char **text)
@@ -127,13 +130,13 @@ int cuDeviceGetCount(int *n)
 {
     if (started != getpid())
         return CUDA_ESTARTED;
-    *n = (int)set.devices;
+    *n = (int)set->devices;
     return CUDA_OK;
 }
 
 int cuDeviceGet(int *device, int ordinal)
 {
-    if (ordinal < 0 || ordinal >= (int)set.devices)
+    if (ordinal < 0 || ordinal >= (int)set->devices)
         return CUDA_EDEVICE;
     *device = ordinal;
     return CUDA_OK;
@@ -141,7 +144,7 @@ int cuDeviceGet(int *device, int ordinal)
 
 static bool is_device(int device)
 {
-    return device >= 0 && device < (int)set.devices;
+    return device >= 0 && device < (int)set->devices;
 }
 
 int cuDeviceGetName(char *name, int len, int device)
@@ -152,7 +155,7 @@ int cuDeviceGetName(char *name, int len, int device)
 
 int cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
-    *bytes = set.memory;
+    *bytes = set->memory;
     return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
 }
 
@@ -164,13 +167,13 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 
 int cuDeviceCanAccessPeer(int *can, int device, int other)
 {
-    *can = set.peers > 0;
+    *can = set->peers > 0;
     return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
 }
 
 int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other)
 {
-    *value = attribute == CUDA_P2P_ATOMIC && set.peers > 1;
+    *value = attribute == CUDA_P2P_ATOMIC && set->peers > 1;
     return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
 }
 
@@ -265,7 +268,7 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
     if (device < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && len <= set.memory - used; i++) {
+    for (int i = 0; i < MOST && len <= set->memory - used; i++) {
         if (allocs[i].bytes)
             continue;
         allocs[i].device = device;
@@ -331,7 +334,7 @@ int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr
 int cuMemGetHandleForAddressRange(void *handle, cuda_addr addr, size_t len, int kind, uint64_t flags)
 {
     int rc = CUDA_EINVAL;
-    if (!set.dmabuf)
+    if (!set->dmabuf)
         return CUDA_EUNSUPPORTED;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
@@ -406,7 +409,7 @@ int cuCtxGetDevice(int *device)
 
 static bool lost(void)
 {
-    return set.lost_after && copies >= set.lost_after;
+    return set->lost_after && copies >= set->lost_after;
 }
 
 int cuStreamCreate(cuda_stream_t *out, unsigned flags)
@@ -522,7 +525,7 @@ int cuEventQuery(cuda_event_t event)
 {
     pthread_mutex_lock(&lock);
     int rc = CUDA_OK;
-    if (event->stream && event->asked++ < set.delay)
+    if (event->stream && event->asked++ < set->delay)
         rc = CUDA_EBUSY;
     else if (event->stream)
         run(event->stream, event);
@@ -545,7 +548,7 @@ static int pin(void *host, void *was)
         pthread_mutex_unlock(&lock);
         return rc;
     }
-    for (size_t i = 0; i < (was ? sizeof pinned / sizeof *pinned : set.pins) && rc; i++)
+    for (size_t i = 0; i < (was ? sizeof pinned / sizeof *pinned : set->pins) && rc; i++)
         if (pinned[i] == was) {
             pinned[i] = host;
             rc = CUDA_OK;
@@ -598,7 +601,7 @@ int cuIpcGetMemHandle(struct cuda_ipc *handle, cuda_addr addr)
     int rc = CUDA_EINVAL;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
-    if (!set.ipc)
+    if (!set->ipc)
         rc = CUDA_EUNSUPPORTED;
     else if (alloc && addr == (uintptr_t)alloc->addr) {
         struct shared shared = {.magic = MAGIC, .pid = getpid(), .fd = alloc->fd, .len = alloc->len};
@@ -621,7 +624,7 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
         return CUDA_EINVAL;
     if (device < 0 || shared.pid == getpid())
         return NO_CONTEXT;
-    if (set.ipc < 2)
+    if (set->ipc < 2)
         return CUDA_EUNSUPPORTED;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
     pthread_mutex_lock(&lock);
