@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc.h"
 #include "mem.h"
 #include "peer.h"
 #include "progress.h"
@@ -28,6 +29,7 @@
     (OPS * MOST) /* of the GPU's memory, that the peer may name; before it is that of operations */
 #define GPU_LEN 4096
 #define SLOT 4096   /* WEFT_STAGE_CHUNK */
+#define PEER_PAGES 8 /* places in the peer's memory, which a handle names */
 #define QUEUE 65536 /* WEFT_NOTIFY_QUEUE: a few large ones fill it */
 
 struct op {
@@ -53,7 +55,8 @@ struct run {
     struct seen seen[SEEN];
     uint32_t nseen;
     unsigned
-        staged; /* bits: what the peer's nics do not reach, 1 and 2; our memory, 4; words to add to, 8 */
+        staged; /* bits: what the peer's nics do not reach, 1 and 2; our memory, 4; words to add to, 8; the
+                   peer's can be mapped, 16 */
 };
 
 static weft_endpoint_t endpoint;
@@ -110,6 +113,8 @@ static int post(struct run *run, enum weft_xfer_op kind, uint8_t *at, size_t len
     struct weft_remote to = peer_remote(len < 8 ? 8 : len);
     to.bytes[1] |= (uint8_t)((run->staged & 3)
                              << 4); /* WEFT__STAGED_*: the peer's nics do not reach it */
+    if (run->staged & 16)
+        to.bytes[1] |= WEFT__MAPPABLE;
     bool one_sided = kind == WEFT_XFER_WRITE || kind == WEFT_XFER_READ;
     bool add = kind == WEFT_XFER_ADD, alone = kind == WEFT_XFER_NOTIFY;
     size_t n = one_sided || add ? 1 : 1 + fuzz_pick(&run->in, 3), third = len / n;
@@ -253,6 +258,23 @@ static void put_status(struct fuzz_in *in, struct weft__writer *w)
     weft__put_u32(w, (uint32_t)fuzz_near(in, (uint64_t)results[fuzz_pick(in, 4)]));
 }
 
+/* Memory of the peer's GPU, as long as its remotes say, or not. */
+static void put_map(struct run *run, const struct seen *s, struct weft__writer *w)
+{
+    struct fuzz_in *in = &run->in;
+    uint8_t how = fuzz_u8(in);
+    static const uint8_t pci[WEFT__IPC_PCI] = "0000:01:00.0";
+    uint8_t handle[WEFT_GPU_IPC_BYTES] = {0};
+    handle[1] = (uint8_t)(how % PEER_PAGES * (STUB_PEER_BYTES / PEER_PAGES >> 8));
+    weft__put_u64(w, fuzz_near(in, s->id));
+    weft__put_u32(w, how & 64 ? (uint32_t)WEFT_EKEY : 0);
+    weft__put_u32(w, how & 32 ? WEFT_READ : WEFT_READ | WEFT_WRITE);
+    weft__put_u64(w, fuzz_near(in, 0x10000));
+    weft__put_u64(w, fuzz_near(in, how & 128 ? STUB_PEER_BYTES : MOST));
+    weft__put(w, pci, sizeof pci);
+    weft__put(w, handle, sizeof handle);
+}
+
 static void put_body(struct run *run, const struct weft__msg_head *h, const struct seen *s,
                      struct weft__writer *w)
 {
@@ -284,6 +306,16 @@ static void put_body(struct run *run, const struct weft__msg_head *h, const stru
     case WEFT__MSG_STAGE_COPIED:
         weft__put_u32(w, (uint32_t)fuzz_near(&run->in, (uint32_t)s->id));
         put_status(&run->in, w);
+        break;
+    case WEFT__MSG_IPC_ASK:
+        weft__put_u64(w, fuzz_near(&run->in, gpu_key));
+        break;
+    case WEFT__MSG_IPC_MAP:
+        put_map(run, s, w);
+        break;
+    case WEFT__MSG_IPC_END:
+        weft__put_u64(w, fuzz_near(&run->in, s->id));
+        weft__put_u32(w, fuzz_u8(&run->in));
         break;
     default:
         break;
@@ -346,7 +378,14 @@ static void set_gpu(uint8_t how)
     stub_gpu_script = (struct stub_gpu_script){.pin_fails = (how & 0xc0) == 0xc0,
                                                .start_fails = (how & 0x30) == 0x30,
                                                .done_fails = (how & 0x0c) == 0x0c,
+                                               .ipc_fails = (how & 0xc0) == 0x80,
                                                .later = how & 3};
+}
+
+static void set_gates(uint8_t how)
+{
+    stub_script.shut = how & 1;
+    stub_script.recall_later = how >> 4 & 3;
 }
 
 /* Areas that wait to be used. */
@@ -388,10 +427,14 @@ static void step(struct run *run)
         stub_script.dereg_later = what % 4;
     else if (what < 252)
         say(run, (uint8_t)(WEFT__MSG_STAGE_OPEN + what % 4));
-    else if (what < 254)
+    else if (what == 252)
         run->staged = fuzz_u8(&run->in);
-    else
+    else if (what == 253)
+        say(run, (uint8_t)(WEFT__MSG_IPC_ASK + fuzz_pick(&run->in, 3)));
+    else if (what == 254)
         set_gpu(fuzz_u8(&run->in));
+    else
+        set_gates(fuzz_u8(&run->in));
     if (what % 4)
         peer_drive(ep);
     for (int i = 0; i < run->nops && what % 4 == 3; i++)
@@ -415,6 +458,7 @@ static void end(struct run *run)
     take_notifs(INT32_MAX);
     FUZZ_CHECK(!ep->notifs && !ep->notif_bytes && !ep->nconns && !ep->tells);
     FUZZ_CHECK(!stub_link_at(0) && stub_nregs() == ep->nlanes * (1 + free_areas()));
+    FUZZ_CHECK(stub_gpu_mapped() == 0);
     FUZZ_CHECK(!ep->served_adds && !ep->copier.retired == (stub_gpu_pinned() == free_areas()));
     check_gpu();
     for (int i = 0; i < GUARD; i++)

@@ -20,6 +20,8 @@ struct stub_link {
     int ncmds;
     int later; /* link_connect has said so often: not yet */
     bool dead;
+    int inside;
+    uint32_t turn;
 };
 
 struct stub_nic {
@@ -183,6 +185,7 @@ static int open_as(const struct weft_transport *transport, struct weft_nic **out
         .done = WEFT_DONE_DELIVERED,
         .chosen_keys = transport == &weft_transport_stub,
         .peer_death = transport == &weft_transport_stub,
+        .enters = transport == &weft_transport_stub,
         .max_send = STUB_MAX_SEND,
         .max_iov = STUB_MAX_IOV,
         .tx_depth = STUB_DEPTH,
@@ -311,6 +314,7 @@ static void stub_link_close(struct weft_link *base)
 {
     struct stub_link *link = (struct stub_link *)base, **at;
     struct stub_nic *nic = (struct stub_nic *)base->nic;
+    FUZZ_CHECK(link->inside == 0);
     while (link->cmds)
         forget(link->cmds);
     drop_comps(nic, base);
@@ -318,6 +322,30 @@ static void stub_link_close(struct weft_link *base)
         ;
     *at = link->next;
     free(link);
+}
+
+static int stub_link_enter(struct weft_link *base, uint32_t turn)
+{
+    (void)turn; /* the peer's word */
+    ((struct stub_link *)base)->inside += !stub_script.shut;
+    return !stub_script.shut;
+}
+
+static void stub_link_leave(struct weft_link *base, uint32_t turn)
+{
+    (void)turn;
+    FUZZ_CHECK(((struct stub_link *)base)->inside-- > 0);
+}
+
+static uint32_t stub_link_recall(struct weft_link *base)
+{
+    return ++((struct stub_link *)base)->turn;
+}
+
+static int stub_link_recalled(struct weft_link *base)
+{
+    (void)base;
+    return stub_script.recall_later-- <= 0;
 }
 
 static int post_one(struct stub_link *link, const struct weft_cmd *cmd)
@@ -371,7 +399,9 @@ static int stub_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         .probe = stub_probe, .open = (how_to_open), .close = stub_close, .mem_reg = stub_mem_reg, \
         .mem_dereg = stub_mem_dereg, .link_open = stub_link_open,                                 \
         .link_address = stub_link_address, .link_connect = stub_link_connect,                     \
-        .link_close = stub_link_close, .post = stub_post, .poll = stub_poll,                      \
+        .link_close = stub_link_close, .link_enter = stub_link_enter,                             \
+        .link_leave = stub_link_leave, .link_recall = stub_link_recall,                           \
+        .link_recalled = stub_link_recalled, .post = stub_post, .poll = stub_poll,                \
     }
 
 static const struct weft_transport_ops stub_ops = STUB_OPS(stub_open);

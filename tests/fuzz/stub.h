@@ -27,6 +27,8 @@ struct stub_script {
     int connect_spared; /* but for the first so many calls that would give it, which go well */
     int accept_at_most; /* post: cmds of one call, less one; 0: all */
     int dereg_later;    /* mem_dereg: WEFT_EAGAIN so many times */
+    bool shut;          /* link_enter: 0 */
+    int recall_later;   /* link_recalled: 0 so many times */
 };
 extern struct stub_script stub_script;
 
@@ -54,9 +56,10 @@ int stub_nregs(void);
 /* --- the GPU "stub", whose memory no nic reaches (stub_gpu.c) ------------------------------------ */
 
 #define STUB_GPU_BYTES ((size_t)1 << 20)
+#define STUB_PEER_BYTES 32768 /* of a peer's GPU, which can be mapped once at a time */
 
 struct stub_gpu_script {
-    bool pin_fails, start_fails, done_fails;
+    bool pin_fails, start_fails, done_fails, ipc_fails;
     int later; /* a copy that begins now ends when it is asked for once more than so many times */
 };
 extern struct stub_gpu_script stub_gpu_script;
@@ -64,6 +67,8 @@ extern struct stub_gpu_script stub_gpu_script;
 /* The addresses of its memory, and where its bytes are. */
 uint8_t *stub_gpu_memory(void);
 uint8_t *stub_gpu_bytes(void);
+/* Mappings of the peer's. */
+int stub_gpu_mapped(void);
 /* Ranges of the host that are pinned for it. */
 int stub_gpu_pinned(void);
 

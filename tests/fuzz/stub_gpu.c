@@ -13,8 +13,9 @@ struct stub_gpu_script stub_gpu_script;
 
 static struct weft_gpu gpu;
 static uint8_t bytes[STUB_GPU_BYTES];
-static uint8_t *addresses;
-static int pinned;
+static uint8_t peer_bytes[STUB_PEER_BYTES];
+static uint8_t *addresses, *peer_addresses;
+static int pinned, mapped;
 
 struct weft_gpu_job {
     const struct weft_gpu_copy *list;
@@ -39,6 +40,16 @@ int stub_gpu_pinned(void)
     return pinned;
 }
 
+int stub_gpu_mapped(void)
+{
+    return mapped;
+}
+
+static bool is_peers(const void *at)
+{
+    return peer_addresses && (uintptr_t)at - (uintptr_t)peer_addresses < STUB_PEER_BYTES;
+}
+
 static bool owns(const void *at)
 {
     return addresses && (uintptr_t)at - (uintptr_t)addresses < STUB_GPU_BYTES;
@@ -47,6 +58,10 @@ static bool owns(const void *at)
 /* Where len bytes at an address of either kind are. */
 static uint8_t *place(const void *at, uint64_t len)
 {
+    if (is_peers(at)) {
+        FUZZ_CHECK(mapped && len <= STUB_PEER_BYTES - ((uintptr_t)at - (uintptr_t)peer_addresses));
+        return peer_bytes + ((uintptr_t)at - (uintptr_t)peer_addresses);
+    }
     if (!owns(at))
         return (uint8_t *)(uintptr_t)at;
     FUZZ_CHECK(len <= STUB_GPU_BYTES - ((uintptr_t)at - (uintptr_t)addresses));
@@ -83,6 +98,11 @@ static void stub_free(struct weft_gpu *on, void *addr)
 
 static int stub_query(const void *addr, struct weft_gpu_range *range)
 {
+    if (is_peers(addr)) {
+        *range = (struct weft_gpu_range){
+            .base = peer_addresses, .len = STUB_PEER_BYTES, .kind = WEFT_MEM_PEER};
+        return 1;
+    }
     if (!owns(addr))
         return 0;
     *range = (struct weft_gpu_range){
@@ -92,7 +112,8 @@ static int stub_query(const void *addr, struct weft_gpu_range *range)
 
 static int stub_copy(struct weft_gpu *on, void *dst, const void *src, uint64_t len, void *stream)
 {
-    FUZZ_CHECK(on == &gpu && !stream && (owns(dst) || owns(src)));
+    FUZZ_CHECK(on == &gpu && !stream &&
+               (owns(dst) || owns(src) || is_peers(dst) || is_peers(src)));
     memmove(place(dst, len), place(src, len), len);
     return 0;
 }
@@ -117,6 +138,45 @@ static void stub_host_unmap(struct weft_gpu *on, void *host)
 {
     (void)on, (void)host;
     pinned--;
+}
+
+static int stub_describe(int ordinal, struct weft_gpu_device *device)
+{
+    FUZZ_CHECK(ordinal == 0);
+    *device = (struct weft_gpu_device){.name = "stub", .pci = "0000:01:00.0"};
+    return 0;
+}
+
+static int stub_ipc_export(struct weft_gpu *on, void *addr, void *handle)
+{
+    FUZZ_CHECK(on == &gpu && owns(addr));
+    if (stub_gpu_script.ipc_fails)
+        return weft_fail(WEFT_EUNSUPPORTED, "the stub exports nothing");
+    memset(handle, 0x11, WEFT_GPU_IPC_BYTES);
+    return 0;
+}
+
+/* The first two bytes of a handle say where in the peer's memory. */
+static int stub_ipc_open(struct weft_gpu *on, const void *handle, void **addr)
+{
+    uint16_t offset;
+    FUZZ_CHECK(on == &gpu);
+    memcpy(&offset, handle, sizeof offset);
+    if (stub_gpu_script.ipc_fails || offset >= STUB_PEER_BYTES)
+        return weft_fail(-EIO, "the stub opens nothing");
+    if (!peer_addresses)
+        peer_addresses = mmap(NULL, STUB_PEER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+                              0);
+    FUZZ_CHECK(peer_addresses != MAP_FAILED);
+    mapped++;
+    *addr = peer_addresses + offset;
+    return 0;
+}
+
+static void stub_ipc_close(struct weft_gpu *on, void *addr)
+{
+    FUZZ_CHECK(on == &gpu && is_peers(addr) && mapped > 0);
+    mapped--;
 }
 
 static int stub_copy_start(struct weft_gpu *on, const struct weft_gpu_copy *list, int n,
@@ -157,6 +217,10 @@ static const struct weft_gpu_ops ops = {
     .host_unmap = stub_host_unmap,
     .copy_start = stub_copy_start,
     .copy_done = stub_copy_done,
+    .describe = stub_describe,
+    .ipc_export = stub_ipc_export,
+    .ipc_open = stub_ipc_open,
+    .ipc_close = stub_ipc_close,
 };
 
 const struct weft_gpu_backend weft_gpu_stub = {
