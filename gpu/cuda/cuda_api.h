@@ -48,7 +48,7 @@ enum { CUDA_P2P_ATOMIC = 3 };
 /* CUpointer_attribute */
 enum { CUDA_OF_TYPE = 2, CUDA_OF_MANAGED = 8, CUDA_OF_ORDINAL = 9, CUDA_OF_BASE = 11, CUDA_OF_SIZE = 12 };
 /* CUmemorytype */
-enum { CUDA_TYPE_DEVICE = 2 };
+enum { CUDA_TYPE_HOST = 1, CUDA_TYPE_DEVICE = 2 };
 /* Flags of streams, of events, of host memory, of mapped memory of other processes; a kind of handle. */
 enum { CUDA_STREAM_ALONE = 1 };
 enum { CUDA_EVENT_NO_TIMES = 2 };

@@ -80,6 +80,20 @@ int cuda_export_dmabuf(struct weft_gpu *base, void *addr, uint64_t len, int *fd,
     return 0;
 }
 
+/* Is all of it pinned? What is in the way of registering it may be a part, or a page that it shares with its neighbour. */
+static bool is_pinned(const struct cuda_api *api, const void *host, uint64_t len)
+{
+    int attributes[] = {CUDA_OF_TYPE, CUDA_OF_BASE, CUDA_OF_SIZE};
+    unsigned type = 0;
+    cuda_addr base = 0, at = (uintptr_t)host;
+    size_t size = 0;
+    void *values[] = {&type, &base, &size};
+    int result = api->mem_attributes(sizeof attributes / sizeof *attributes, attributes, values,
+                                     at);
+    return result == 0 && type == CUDA_TYPE_HOST && at >= base && len <= size &&
+           at - base <= size - len;
+}
+
 int cuda_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
 {
     const struct cuda_api *api = cuda_of(base)->api;
@@ -90,7 +104,7 @@ int cuda_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
     if (rc)
         return rc;
     int result = api->host_register(host, len, CUDA_HOST_PORTABLE | CUDA_HOST_MAPPED);
-    bool before = result == CUDA_EREGISTERED;
+    bool before = result == CUDA_EREGISTERED && is_pinned(api, host, len);
     if (result == 0 || before) {
         result = api->host_addr(&at, host, 0);
         if (result && !before)

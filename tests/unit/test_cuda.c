@@ -61,6 +61,12 @@ static void the_hosts_memory_is_mapped_once(void **state)
     assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &first), 0);
     assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &again), 1);
     assert_ptr_equal(first, again);
+    assert_int_equal(OPS->host_map(gpu, bytes + 100, 1000, &again), 1); /* a part of it */
+    assert_ptr_equal((uint8_t *)first + 100, again);
+    OPS->host_unmap(gpu, bytes);
+    assert_int_equal(OPS->host_map(gpu, bytes, 4096, &first), 0); /* now only a part is */
+    assert_true(OPS->host_map(gpu, bytes, sizeof bytes, &again) < 0);
+    assert_true(OPS->host_map(gpu, bytes + 4000, 1000, &again) < 0);
     OPS->host_unmap(gpu, bytes);
     assert_int_equal(OPS->host_map(gpu, bytes, sizeof bytes, &again), 0);
     OPS->host_unmap(gpu, bytes);

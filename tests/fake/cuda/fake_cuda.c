@@ -54,7 +54,10 @@ static struct alloc allocs[MOST];
 static size_t used;
 static unsigned copies;
 static int retained[8];
-static void *pinned[64];
+static struct pin {
+    uint8_t *host; /* NULL: a free place */
+    size_t len;
+} pinned[64];
 static __thread long current[16]; /* devices + 1 */
 static __thread unsigned depth;
 
@@ -300,17 +303,20 @@ int cuMemGetAddressRange_v2(cuda_addr *base, size_t *size, cuda_addr addr)
     return alloc ? CUDA_OK : CUDA_EINVAL;
 }
 
-/* Of an address that is no device's all are 0, as the driver has it. */
+static struct pin *pin_of(const uint8_t *host, size_t len);
+
+/* Of an address that it does not know all are 0, as the driver has it. */
 int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr addr)
 {
     if (started != getpid())
         return CUDA_ESTARTED;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
+    const struct pin *pin = alloc ? NULL : pin_of((const uint8_t *)(uintptr_t)addr, 1);
     for (unsigned i = 0; i < n; i++)
         switch (attributes[i]) {
         case CUDA_OF_TYPE:
-            *(unsigned *)values[i] = alloc ? CUDA_TYPE_DEVICE : 0;
+            *(unsigned *)values[i] = alloc ? CUDA_TYPE_DEVICE : pin ? CUDA_TYPE_HOST : 0;
             break;
         case CUDA_OF_MANAGED:
             *(unsigned *)values[i] = 0;
@@ -319,10 +325,10 @@ int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr
             *(int *)values[i] = alloc ? alloc->device : -2;
             break;
         case CUDA_OF_BASE:
-            *(cuda_addr *)values[i] = alloc ? (uintptr_t)alloc->addr : 0;
+            *(cuda_addr *)values[i] = (uintptr_t)(alloc ? alloc->addr : pin ? pin->host : NULL);
             break;
         case CUDA_OF_SIZE:
-            *(size_t *)values[i] = alloc ? alloc->len : 0;
+            *(size_t *)values[i] = alloc ? alloc->len : pin ? pin->len : 0;
             break;
         default:
             break;
@@ -537,35 +543,38 @@ int cuEventQuery(cuda_event_t event)
 
 /* --- the host's memory ----------------------------------------------------------------------------------- */
 
-static int pin(void *host, void *was)
+/* That shares a byte with these. */
+static struct pin *pin_of(const uint8_t *host, size_t len)
 {
-    int rc = was ? CUDA_EINVAL : CUDA_ENOMEM;
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
+        if (pinned[i].host && host < pinned[i].host + pinned[i].len && pinned[i].host < host + len)
+            return &pinned[i];
+    return NULL;
+}
+
+int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
+{
+    (void)flags;
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < sizeof pinned / sizeof *pinned && host; i++)
-        if (pinned[i] == host)
-            rc = CUDA_EREGISTERED;
-    if (rc == CUDA_EREGISTERED) {
-        pthread_mutex_unlock(&lock);
-        return rc;
-    }
-    for (size_t i = 0; i < (was ? sizeof pinned / sizeof *pinned : set->pins) && rc; i++)
-        if (pinned[i] == was) {
-            pinned[i] = host;
+    int rc = pin_of(host, len) ? CUDA_EREGISTERED : CUDA_ENOMEM;
+    for (size_t i = 0; i < set->pins && rc == CUDA_ENOMEM; i++)
+        if (!pinned[i].host) {
+            pinned[i] = (struct pin){host, len};
             rc = CUDA_OK;
         }
     pthread_mutex_unlock(&lock);
     return rc;
 }
 
-int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
-{
-    (void)len, (void)flags;
-    return pin(host, NULL);
-}
-
 int cuMemHostUnregister(void *host)
 {
-    return pin(NULL, host) ? NOT_REGISTERED : CUDA_OK;
+    pthread_mutex_lock(&lock);
+    struct pin *pin = pin_of(host, 1);
+    int rc = pin && pin->host == host ? CUDA_OK : NOT_REGISTERED;
+    if (rc == CUDA_OK)
+        *pin = (struct pin){NULL, 0};
+    pthread_mutex_unlock(&lock);
+    return rc;
 }
 
 __attribute__((visibility("default"))) int fake_cuda_pinned(void);
@@ -575,7 +584,7 @@ int fake_cuda_pinned(void)
     int n = 0;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
-        n += pinned[i] != NULL;
+        n += pinned[i].host != NULL;
     pthread_mutex_unlock(&lock);
     return n;
 }
