@@ -311,6 +311,8 @@ void weft__link_closed(struct weft__link *link)
     link->closed = true;
     conn->links_open--;
     weft__ipc_closed(link);
+    if (link->index == 0)
+        weft__ipc_down(conn);
     weft__stage_fill(conn); /* what waited for its peer's memory */
     tell_link(conn, WEFT__MSG_LINK_LOST, link->index);
     if (conn->gone_due[link->index])

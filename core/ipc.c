@@ -18,7 +18,6 @@
 #include <string.h>
 
 #define BUCKETS 256
-#define INSIDE_MOST 64               /* lots that copy at once */
 #define AT_HOME (-1)                 /* mapping->wanted: the GPU whose memory it is */
 #define PIN_MOST ((uint64_t)1 << 30) /* to pin more takes a second and longer */
 
@@ -50,6 +49,13 @@ struct weft__import {
 void weft__ipc_init(struct weft__ipc *ipc)
 {
     weft_list_init(&ipc->exports);
+}
+
+/* The link that imports belong to: the same one at both ends. */
+static struct weft__link *link_of(const struct weft__conn *conn)
+{
+    struct weft__link *link = conn->nlinks ? conn->links[0] : NULL;
+    return link && link->up && !link->closing && link->lane->nic->attr.enters ? link : NULL;
 }
 
 /* --- mappings ----------------------------------------------------------------------------------- */
@@ -255,7 +261,10 @@ int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t l
     import->pci[sizeof import->pci - 1] = 0;
     if (r.bad || r.at != r.end || import->addr + import->len < import->addr)
         return WEFT_EPROTO;
-    import->own = weft__ipc_is_own(import->key, import->addr, import->len, import->access);
+    /* which a peer of another process may say as well: the link knows better */
+    const struct weft__link *link = link_of(conn);
+    import->own = link && link->tl->own &&
+                  weft__ipc_is_own(import->key, import->addr, import->len, import->access);
     import->state = status ? IMPORT_REFUSED : IMPORT_THERE;
     import->unknown = status == WEFT_EKEY;
     weft__stage_fill(conn);
@@ -327,11 +336,11 @@ static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
                : chore->status == 0 ? WEFT__PIN_OURS
                                     : WEFT__PIN_OTHERS;
     free(pin);
-    (void)ep;
     if (reg->shut)
         weft__ipc_unpin(reg);
     weft__reg_served(reg);
     weft__stage_release(conn);
+    weft__stage_fill_all(ep); /* the registration is that of other conns, too */
 }
 
 static void unpin_run(struct weft__endpoint *ep, struct weft__chore *chore)
@@ -347,6 +356,18 @@ static void unpin_done(struct weft__endpoint *ep, struct weft__chore *chore)
     free(pin);
 }
 
+static bool is_pinned_for_another(const struct weft__reg *reg)
+{
+    const uint8_t *from = reg->addr, *to = from + reg->len;
+    for (const struct weft__reg *other = reg->ep->regs; other; other = other->next) {
+        const uint8_t *start = other->addr;
+        bool ours = other->pin == WEFT__PIN_OURS || other->pin == WEFT__PIN_WANTED;
+        if (other != reg && ours && start < to && from < start + other->len)
+            return true;
+    }
+    return false;
+}
+
 /* A GPU copies at once from and to what is pinned; else through buffers of its driver's, at a processor's pace. */
 static enum weft__ipc_way pinned(struct weft__conn *conn, struct weft__reg *reg)
 {
@@ -356,6 +377,8 @@ static enum weft__ipc_way pinned(struct weft__conn *conn, struct weft__reg *reg)
         return WEFT__IPC_THERE;
     if (reg->pin == WEFT__PIN_WANTED)
         return WEFT__IPC_WAIT;
+    if (is_pinned_for_another(reg))
+        return WEFT__IPC_NONE; /* whose end would unpin it */
     struct pin *pin = reg->len <= PIN_MOST ? calloc(1, sizeof *pin) : NULL;
     if (!pin) {
         reg->pin = WEFT__PIN_NOT;
@@ -382,13 +405,6 @@ void weft__ipc_unpin(struct weft__reg *reg)
 }
 
 /* --- for the one who copies ------------------------------------------------------------------------ */
-
-/* The link that imports belong to: the same one at both ends. */
-static struct weft__link *link_of(const struct weft__conn *conn)
-{
-    struct weft__link *link = conn->nlinks ? conn->links[0] : NULL;
-    return link && link->up && !link->closing && link->lane->nic->attr.enters ? link : NULL;
-}
 
 static bool may(const struct weft__import *import, const struct weft__piece *piece,
                 uint32_t access)
@@ -424,7 +440,7 @@ bool weft__ipc_enter(struct weft__conn *conn, struct weft__import *import, uint3
 {
     struct weft__link *link = link_of(conn);
     *turn = conn->ipc.turn;
-    if (!link || link->inside >= INSIDE_MOST ||
+    if (!link || link->inside >= WEFT__INSIDE_MOST ||
         !link->lane->nic->transport->ops->link_enter(link->tl, *turn))
         return false;
     link->inside++;

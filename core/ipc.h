@@ -27,6 +27,8 @@ struct weft__link;
 struct weft__reg;
 struct weft__work;
 
+#define WEFT__INSIDE_MOST 16 /* lots that copy at once from and to a peer's memory */
+
 /* What a conn has of it. Endpoint lock. */
 struct weft__ipc {
     struct weft__import **imports; /* by key, made when first needed */
@@ -56,7 +58,7 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
  * is called. */
 bool weft__ipc_enter(struct weft__conn *conn, struct weft__import *import, uint32_t *turn);
 void weft__ipc_leave(struct weft__conn *conn, struct weft__import *import, uint32_t turn);
-/* The conn is down, and nobody is inside but who leaves. */
+/* The conn, or the link that imports belong to, is down: nobody is inside but who leaves. */
 void weft__ipc_down(struct weft__conn *conn);
 void weft__ipc_free(struct weft__conn *conn);
 /* Messages. 0, or a code that takes the conn down. */

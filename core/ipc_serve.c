@@ -137,7 +137,7 @@ static void done(struct weft__endpoint *ep, struct weft__chore *chore)
     if (!export->refused)
         own_add(export);
     export->answered = true;
-    if (conn->state == WEFT_CONN_UP)
+    if (conn->state != WEFT_CONN_DOWN)
         answer(conn, reg->key, chore->status, reg, making);
     free(making);
     if (export->link->closed)
@@ -164,10 +164,11 @@ int weft__ipc_ask_arrived(struct weft__conn *conn, const uint8_t *body, size_t l
 {
     struct weft__reader r = {body, body + len, false};
     uint64_t key = weft__get_u64(&r);
-    if (r.bad || r.at != r.end || !conn->nlinks || !conn->links[0]->lane->nic->attr.enters)
+    if (r.bad || r.at != r.end || !conn->nlinks)
         return WEFT_EPROTO;
+    bool enters = conn->links[0]->lane->nic->attr.enters;
     struct weft__reg *reg = weft__apart_find(conn->ep, key);
-    if (!reg || !reg->lasting || !conn->ep->ipc) {
+    if (!reg || !reg->lasting || !conn->ep->ipc || !enters) {
         answer(conn, key, WEFT_EKEY, NULL, NULL);
         return 0;
     }
@@ -217,17 +218,17 @@ static void tell(struct weft__export *export)
     weft__put_u64(&w, export->reg->key);
     weft__put_u32(&w, export->link->turn);
     pthread_mutex_lock(&conn->ep->lock);
-    if (conn->state == WEFT_CONN_UP)
+    if (conn->state != WEFT_CONN_DOWN)
         weft__msg_post(conn, &head, body, sizeof body);
     pthread_mutex_unlock(&conn->ep->lock);
 }
 
-/* One turn at a time: false, another one is not over. */
+/* One turn at a time: false, another one is not over, or the link is to be closed. */
 static bool begin(struct weft__export *export, const struct weft_transport_ops *ops)
 {
     struct weft__link *link = export->link;
     if (!export->refused) {
-        if (link->recalling)
+        if (link->recalling || link->emptying)
             return false;
         link->recalling = true;
         link->turn = ops->link_recall(link->tl);

@@ -92,7 +92,7 @@ bool weft__join_dropped(struct weft__boot *boot)
     if (!boot->dropping)
         return true;
     pthread_mutex_lock(&boot->ep->lock);
-    bool done = conn->links_open == 0;
+    bool done = conn->links_open == 0 && !conn->stage.serving; /* which refers to links */
     for (int i = 0; done && i < conn->nlinks; i++) {
         free(conn->links[i]);
         conn->links[i] = NULL;

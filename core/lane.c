@@ -28,6 +28,8 @@
 #include <string.h>
 
 #define BATCH 32      /* cmds handed over, comps collected, in one call */
+#define ENTERED_NS 1000000000u /* how long a link that is to be closed waits for who is inside */
+#define STUCK_NS 5000000u /* what was tried again for so long is not tried as fast as one can */
 #define MSG_RESERVE 8 /* cmds of a link's depth that data leaves to messages */
 
 int weft__lane_open(struct weft__endpoint *ep, const struct weft_transport *transport,
@@ -242,11 +244,30 @@ static bool is_inside(struct weft__link *link)
     return inside;
 }
 
+/* Does the peer copy from or to memory of this end? link_close would wait for it, with the lane in hand. */
+static bool is_entered(struct weft__link *link)
+{
+    if (!link->tl || !link->lane->nic->attr.enters)
+        return false;
+    const struct weft_transport_ops *ops = link->lane->nic->transport->ops;
+    uint64_t now = weft_now();
+    if (!link->emptying)
+        link->emptying = now;
+    if (now - link->emptying >= ENTERED_NS)
+        return false;
+    if (link->recalling) /* one turn at a time */
+        return true;
+    if (!link->last_turn)
+        ops->link_recall(link->tl);
+    link->last_turn = true;
+    return !ops->link_recalled(link->tl);
+}
+
 /* Close the transport's link; what it had not completed is orphaned. False if it has to be tried again. */
 static bool do_close(struct weft__link *link)
 {
     struct weft__endpoint *ep = link->lane->endpoint;
-    if (is_inside(link))
+    if (is_inside(link) || is_entered(link))
         return false;
     if (link->tl) {
         link->tl->nic->transport->ops->link_close(link->tl);
@@ -295,6 +316,12 @@ static bool do_once(struct weft__lane *lane, struct weft__work *work)
     }
 }
 
+static void retry(struct weft__lane *lane, struct weft__work *work)
+{
+    work->next = lane->retry;
+    lane->retry = work;
+}
+
 static void do_retries(struct weft__lane *lane)
 {
     struct weft__work *list = lane->retry;
@@ -302,19 +329,18 @@ static void do_retries(struct weft__lane *lane)
     while (list) {
         struct weft__work *work = list;
         list = work->next;
-        if (do_once(lane, work))
-            continue;
-        work->next = lane->retry;
-        lane->retry = work;
+        if (!do_once(lane, work))
+            retry(lane, work);
     }
 }
 
 static WEFT__APART void do_other(struct weft__lane *lane, struct weft__work *work)
 {
-    if (!do_once(lane, work)) {
-        work->next = lane->retry;
-        lane->retry = work;
-    }
+    if (do_once(lane, work))
+        return;
+    if (!lane->retry)
+        lane->retry_since = weft_now();
+    retry(lane, work);
 }
 
 static void note_bulk(struct weft__lane *lane)
@@ -523,7 +549,7 @@ static bool must_wake(struct weft__lane *lane)
 {
     if (!atomic_load(&lane->sleeping))
         return false;
-    return lane->stalled ||
+    return lane->stalled || lane->retry ||
            (!lane->lost && lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN);
 }
 
@@ -563,10 +589,11 @@ int weft__lane_arm(struct weft__lane *lane)
         busy = pthread_mutex_lock(&lane->lock);
     if (!busy) {
         /* what is stalled goes after a poll, and no descriptor tells of it */
-        if (!atomic_load(&lane->waiting) && !lane->stalled && !lane->retry && !lane->lost)
+        bool stuck = lane->retry && weft_now() - lane->retry_since > STUCK_NS;
+        if (lane->lost || (stuck && !atomic_load(&lane->waiting) && !lane->stalled))
+            rc = -1; /* looked at again and again */
+        else if (!atomic_load(&lane->waiting) && !lane->stalled && !lane->retry)
             rc = lane->nic->transport->ops->wait_fd(lane->nic);
-        else if (lane->lost)
-            rc = -1;
         pthread_mutex_unlock(&lane->lock);
         if (atomic_load(&lane->waiting)) /* pushed meanwhile, by someone whose trylock failed */
             rc = WEFT_EAGAIN;

@@ -99,6 +99,9 @@ struct weft__link {
     bool stalled; /* in lane->stalled */
     bool recalling; /* the last turn is not over yet (ipc_serve.c) */
     uint32_t turn;  /* of this end's memory */
+    uint64_t
+        emptying;   /* weft_now: it is to be closed since then, and no turn begins but the last */
+    bool last_turn; /* has begun */
     /* endpoint lock */
     bool up;        /* connected, cmds may be assigned */
     bool closing;   /* close_work was pushed */
@@ -129,6 +132,7 @@ struct weft__lane {
     _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
     struct weft__link *stalled; /* links with wrs that the nic would not take */
     struct weft__work *retry;   /* work other than cmds that must wait */
+    uint64_t retry_since;       /* weft_now: there is some since then */
     int lost;                   /* the nic failed: its code */
 };
 

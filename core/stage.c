@@ -502,6 +502,13 @@ void weft__stage_fill(struct weft__conn *conn)
     rest(conn);
 }
 
+void weft__stage_fill_all(struct weft__endpoint *ep)
+{
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
+        if (conn->stage.ops.head)
+            weft__stage_fill(conn);
+}
+
 void weft__stage_start(struct weft__conn *conn, struct weft__op *op)
 {
     weft__opq_push(&conn->stage.ops, op, WEFT__AT_STAGED);

@@ -40,7 +40,8 @@ struct weft__stage {
     struct weft__area *landing;
     bool landing_wanted;
     uint64_t landing_used; /* slots that are being copied from or to, as bits */
-    uint32_t serving;      /* copies, of lots and of additions */
+    uint32_t serving;      /* copies, of lots and of additions; and what ipc.c does for the conn */
+    uint32_t adding;       /* additions */
     bool told;             /* one has failed: once is enough for the log */
 };
 
@@ -54,6 +55,8 @@ int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len);
 /* Something outside of ops refers to the conn, or does so no more: it may know more about what waits. */
 void weft__stage_hold(struct weft__conn *conn);
 void weft__stage_release(struct weft__conn *conn);
+/* Those of all conns may know more. */
+void weft__stage_fill_all(struct weft__endpoint *ep);
 /* No more of it is cut into lots. */
 void weft__stage_leave(struct weft__op *op);
 /* The op is canceled: it does not wait for what does not touch its memory. */

@@ -232,6 +232,7 @@ static void add_copied(struct weft__copy *copy, int status, const char *why)
     else
         add_step(add->next);
     weft__reg_served(add->reg);
+    conn->stage.adding--;
     if (conn->state != WEFT_CONN_DOWN)
         weft__add_answer(conn, add->id, status, add->old);
     free(add);
@@ -242,7 +243,7 @@ int weft__serve_add(struct weft__conn *conn, uint64_t id, struct weft__reg *reg,
                     uint64_t value)
 {
     struct weft__endpoint *ep = conn->ep;
-    if (conn->stage.serving >= WEFT__WINDOW + 64)
+    if (conn->stage.adding >= WEFT__WINDOW)
         return WEFT_EPROTO; /* more than any peer has under way */
     struct weft__served_add *add = calloc(1, sizeof *add);
     if (!add)
@@ -253,6 +254,7 @@ int weft__serve_add(struct weft__conn *conn, uint64_t id, struct weft__reg *reg,
         .ordinal = reg->ordinal, .list = &add->copy.one, .n = 1, .done = add_copied};
     weft__reg_serve(reg);
     weft__stage_hold(conn);
+    conn->stage.adding++;
     *ep->served_adds_tail = add;
     ep->served_adds_tail = &add->next;
     if (ep->served_adds == add)

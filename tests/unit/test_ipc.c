@@ -129,6 +129,59 @@ static void a_notification_comes_after_the_bytes(void **state)
     }
 }
 
+/* The same registration over several conns, all of which wait for it to be pinned and mapped. */
+static void several_conns_at_once(void **state)
+{
+    enum { CONNS = 4 };
+    struct duo *d = *state;
+    struct area far[CONNS];
+    weft_op_t ops[CONNS];
+    struct area near = duo_area(d, A, LEN, 0, 0);
+    for (int i = 1; i < CONNS; i++)
+        duo_connect(d);
+    for (int i = 0; i < CONNS; i++)
+        far[i] = duo_area(d, B, LEN, 0, 0);
+    duo_fill(d, near, 1);
+    for (int i = 0; i < CONNS; i++) {
+        struct weft_local local = area_local(near, 0, LEN);
+        ops[i] = duo_post(d, A, i,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                    .remote = &far[i].remote, .nremote = 1));
+    }
+    for (int i = 0; i < CONNS; i++) {
+        duo_wait(d, A, ops[i], 0);
+        duo_check(d, far[i], 0, LEN, 1);
+    }
+    assert_int_equal(mapped(d), LEN);
+}
+
+/* A peer that knows this side's memory from before asks for it as soon as it is connected. */
+static void asked_before_the_conn_is_up_here(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    char bytes[WEFT_METADATA_MAX];
+    int len = WEFT_OK(weft_endpoint_metadata(d->b.endpoint, bytes, sizeof bytes));
+    struct weft_conn_stats stats;
+    weft_conn_t other;
+    duo_fill(d, near, 1);
+    for (int i = 0; i < 50; i++) {
+        weft_conn_t conn;
+        WEFT_OK(weft_endpoint_connect(d->a.endpoint, bytes, (size_t)len, NULL, &conn));
+        struct weft_local local = area_local(near, 0, LEN);
+        assert_int_equal(weft_transfer(conn,
+                                       WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                                 .nlocal = 1, .remote = &far.remote, .nremote = 1),
+                                       T, NULL),
+                         LEN);
+        WEFT_OK(weft_conn_stats(conn, &stats));
+        assert_int_equal(stats.bytes_mapped, LEN);
+        WEFT_OK(weft_endpoint_accept(d->b.endpoint, T, &other));
+        WEFT_OK(weft_conn_close(conn));
+        WEFT_OK(weft_conn_close(other));
+    }
+}
+
 /* --- where it is not done -------------------------------------------------------------------------- */
 
 static void driver(struct host *host, void *arg)
@@ -212,9 +265,8 @@ static void taken_back_in_the_midst(void **state)
     for (int i = 0; i < 30; i++) {
         struct area far = duo_area(d, B, LEN, 0, 0);
         weft_op_t ops[6];
-        duo_fill(d, near, 1);
         if (i % 3)
-            both_ways(d, near, far, 8, 1);
+            assert_int_equal(both_ways(d, near, far, 8, 1), 16);
         duo_fill(d, near, 1);
         for (size_t j = 0; j < ARRAY_LEN(ops); j++)
             WEFT_OK(weft_post(d->conn,
@@ -232,6 +284,56 @@ static void taken_back_in_the_midst(void **state)
         }
         duo_check(d, far, 0, LEN, 99);
     }
+}
+
+/* A copy of the peer's that does not end holds up neither this side nor, once it has ended, what comes after. */
+static void a_peer_that_does_not_go_on(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), other = duo_area(d, A, LEN, 0, 0);
+    struct area far = duo_area(d, B, LEN, 0, 0);
+    struct weft_local local = area_local(far, 0, LEN);
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = &local,
+                          .nlocal = 1,
+                          .remote = &near.remote,
+                          .nremote = 1};
+    if (test_memory(A) < 0)
+        return; /* B copies to a GPU of A's, if there is one */
+    duo_fill(d, far, 1);
+    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    drivers(d, "devices=2", "devices=2,delay=4000000000");
+    weft_op_t op = duo_post(d, B, 0, &x);
+    test_sleep_ms(50);
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(near.mem));
+    drivers(d, "devices=2", "devices=2");
+    duo_wait(d, B, op, 0);
+    x.remote = &other.remote;
+    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    duo_check(d, other, 0, LEN, 1);
+    WEFT_OK(weft_mem_dereg(other.mem));
+}
+
+static void closed_while_a_peer_does_not_go_on(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    struct weft_local local = area_local(far, 0, LEN);
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = &local,
+                          .nlocal = 1,
+                          .remote = &near.remote,
+                          .nremote = 1};
+    duo_fill(d, far, 1);
+    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    drivers(d, "devices=2", "devices=2,delay=4000000000");
+    duo_post(d, B, 0, &x);
+    test_sleep_ms(50);
+    WEFT_OK(weft_conn_close(d->conn)); /* does not wait for ever */
+    WEFT_OK(weft_mem_dereg(near.mem));
+    test_peer_kill(&d->peer);
 }
 
 static void access_and_bounds(void **state)
@@ -277,7 +379,7 @@ static void killed(struct duo *d, enum weft_xfer_op kind, int ms)
     struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
     struct weft_local local = area_local(near, 0, LEN);
     weft_op_t ops[4];
-    both_ways(d, near, far, 8, 1);
+    assert_int_equal(both_ways(d, near, far, 8, 1), 16);
     for (size_t j = 0; j < ARRAY_LEN(ops); j++)
         WEFT_OK(weft_post(d->conn,
                           WEFT_OPTS(weft_xfer, .op = kind, .local = &local, .nlocal = 1,
@@ -328,10 +430,14 @@ int main(void)
         IN_BOTH(both_sides_map),
         IN_BOTH(many_regions),
         IN_BOTH(a_notification_comes_after_the_bytes),
+        IN_BOTH(several_conns_at_once),
+        IN_ONE(asked_before_the_conn_is_up_here),
         IN_TWO(what_cannot_be_mapped_is_staged),
         IN_BOTH(what_is_not_a_gpus),
         IN_BOTH(what_was_taken_back_is_not_touched),
         IN_BOTH(taken_back_in_the_midst),
+        IN_TWO(a_peer_that_does_not_go_on),
+        KILLED(closed_while_a_peer_does_not_go_on),
         IN_BOTH(access_and_bounds),
         IN_BOTH(what_was_pinned_is_let_go),
         KILLED(the_peer_dies_while_it_is_written_to),

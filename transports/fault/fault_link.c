@@ -53,7 +53,9 @@ int fault_link_connect(struct weft_link *base, const void *addr, size_t len)
     link->asked = true;
     if (link->refused)
         return weft_fail(WEFT_ENOPATH, "fault: link %u does not connect", link->number);
-    return nic->inner_ops->link_connect(link->inner, addr, len);
+    int rc = nic->inner_ops->link_connect(link->inner, addr, len);
+    link->base.own = link->inner->own;
+    return rc;
 }
 
 static void remove_cmd(struct fault_link *link, uint32_t at)

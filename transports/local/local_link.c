@@ -227,6 +227,7 @@ static void know_peer(struct local_link *link, const struct local_packet *packet
     const struct local_nic *nic = (const struct local_nic *)link->base.nic;
     link->pid = local_peer_pid(link->source.fd);
     link->same_process = link->pid == getpid();
+    link->base.own = link->same_process;
     link->direct_in = nic->direct && (link->same_process ||
                                       (link->pid > 0 && local_copy_probe(link, packet->probe_addr,
                                                                          packet->probe_value)));

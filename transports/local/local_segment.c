@@ -281,7 +281,7 @@ bool local_gate_shut(const struct local_link *link)
 int local_link_enter(struct weft_link *base, uint32_t turn)
 {
     struct local_link *link = (struct local_link *)base;
-    return local_gate_enter(link->gate_peer, turn);
+    return link->segment && local_gate_enter(link->gate_peer, turn);
 }
 
 void local_link_leave(struct weft_link *base, uint32_t turn)
@@ -293,10 +293,11 @@ void local_link_leave(struct weft_link *base, uint32_t turn)
 uint32_t local_link_recall(struct weft_link *base)
 {
     struct local_link *link = (struct local_link *)base;
-    return local_gate_recall(link->gate_mine);
+    return link->segment ? local_gate_recall(link->gate_mine) : 0;
 }
 
 int local_link_recalled(struct weft_link *base)
 {
-    return local_gate_recalled((const struct local_link *)base);
+    const struct local_link *link = (const struct local_link *)base;
+    return !link->segment || local_gate_recalled(link); /* else nobody has been let in yet */
 }

@@ -210,7 +210,8 @@ struct weft_mem_opts {
  * Register memory: host memory, or a GPU's (found by asking the endpoint's GPU backend). What a nic does not reach goes
  * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. Over local a
  * peer maps such memory, all of the allocation that it lies in, and writes and reads by itself (WEFT_IPC=0: it does not); its
- * own is then a GPU's, or the host's, registered, and pinned from then on. It stays
+ * own is then a GPU's; or the host's, registered, in a process that uses a GPU or names a backend: it is pinned from then
+ * on. It stays
  * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
  * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a

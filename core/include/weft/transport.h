@@ -59,10 +59,11 @@ struct weft_nic {
     uint8_t bulk;
 };
 
-/* First member of a transport's own link struct. Filled by link_open, but for user. */
+/* First member of a transport's own link struct. Filled by link_open, but for user, and own. */
 struct weft_link {
     struct weft_nic *nic;
     void *user; /* core's; the transport leaves it alone */
+    int own; /* attr.enters; once it is connected: 1: the peer is in this process, and not only says so */
 };
 
 struct weft_nic_opts {
@@ -231,6 +232,7 @@ typedef void weft_link_close_fn(struct weft_link *link);
  *
  * link_enter:    1: inside, until link_leave with the same turn; 0: the turn is over, or the peer closes the link.
  * link_recall:   the next turn of this end's memory begins; the one before has been recalled. Returns its number.
+ *                In any state of the link, as link_recalled.
  * link_recalled: 1: nobody is inside who entered before this turn; or the peer is gone. Else 0: call again.
  * Default: there is none (attr.enters is 0).
  */
