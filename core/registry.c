@@ -327,14 +327,22 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
     return n;
 }
 
+/* A nic of another transport, wrapped, may promise what the wrapper has no functions for. */
+static int opened(const struct weft_transport *transport, struct weft_nic *nic)
+{
+    const struct weft_transport_ops *ops = transport->ops;
+    nic->transport = transport; /* its table has the defaults */
+    if (!ops->link_enter || !ops->link_leave || !ops->link_recall || !ops->link_recalled)
+        nic->attr.enters = 0;
+    return 0;
+}
+
 int weft__nic_open(const struct weft_transport *transport, const char *fault,
                    const struct weft_nic_opts *opts, struct weft_nic **nic)
 {
     if (!*fault) {
         int rc = transport->ops->open(opts, nic);
-        if (rc == 0)
-            (*nic)->transport = transport; /* its table has the defaults */
-        return rc;
+        return rc ? rc : opened(transport, *nic);
     }
     const struct weft_transport *decorator = weft__transport_find("fault");
     weft_wrap_fn *wrap = NULL;

@@ -133,6 +133,26 @@ static void rails_link_close(struct weft_link *link)
     local()->link_close(link);
 }
 
+static int rails_link_enter(struct weft_link *link, uint32_t turn)
+{
+    return local()->link_enter(link, turn);
+}
+
+static void rails_link_leave(struct weft_link *link, uint32_t turn)
+{
+    local()->link_leave(link, turn);
+}
+
+static uint32_t rails_link_recall(struct weft_link *link)
+{
+    return local()->link_recall(link);
+}
+
+static int rails_link_recalled(struct weft_link *link)
+{
+    return local()->link_recalled(link);
+}
+
 static int rails_post(struct weft_link *link, const struct weft_cmd *cmds, int n)
 {
     int took = local()->post(link, cmds, n);
@@ -160,6 +180,10 @@ static const struct weft_transport_ops ops = {
     .link_address = rails_link_address,
     .link_connect = rails_link_connect,
     .link_close = rails_link_close,
+    .link_enter = rails_link_enter,
+    .link_leave = rails_link_leave,
+    .link_recall = rails_link_recall,
+    .link_recalled = rails_link_recalled,
     .post = rails_post,
     .poll = rails_poll,
     .wait_fd = rails_wait_fd,

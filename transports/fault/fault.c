@@ -115,6 +115,8 @@ static int fault_wrap(const struct weft_transport *inner, const char *spec,
     nic->transport.ops = &nic->ops;
     nic->base = (struct weft_nic){.transport = &nic->transport, .attr = nic->inner->attr};
     adapt_attr(&nic->base.attr, &nic->plan);
+    if (!inner->ops->link_enter)
+        nic->base.attr.enters = 0;
     *out = &nic->base;
     return 0;
 }
