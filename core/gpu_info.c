@@ -82,10 +82,12 @@ static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *w
     pthread_mutex_unlock(&ep->lock);
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         if (reg->unreached >> i & 1) {
+            if (ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr)) {
+                snprintf(why, size, "peers of this host copy by themselves; the rest is staged");
+                return WEFT_GPU_MAPPED;
+            }
             snprintf(why, size, "%s", weft__reg_why(reg, ep->lanes[i]));
-            return ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr)
-                       ? WEFT_GPU_MAPPED
-                       : WEFT_GPU_STAGED;
+            return WEFT_GPU_STAGED;
         }
     return rc ? rc : WEFT_GPU_DIRECT;
 }

@@ -160,7 +160,7 @@ WEFT_API int weft_gpu_info(int i, struct weft_gpu_info *info);
 WEFT_API int weft_gpu_device_info(const char *backend, int j, struct weft_gpu_device_info *info);
 /* enum weft_gpu_link, from one device of a backend to another; or a code. */
 WEFT_API int weft_gpu_link(const char *backend, int from, int to);
-/* Tries it, with a context and an allocation for a moment. Returns enum weft_gpu_way, and why (of `size` bytes) it is staged; or
+/* Tries it, with a context and an allocation for a moment. Returns enum weft_gpu_way, and why (of `size` bytes) it is staged or mapped; or
  * a code, and why it is impossible. */
 WEFT_API int weft_gpu_way(const char *backend, int j, const char *transport, char *why,
                           size_t size);
