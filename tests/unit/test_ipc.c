@@ -286,31 +286,32 @@ static void taken_back_in_the_midst(void **state)
     }
 }
 
+/* Side B writes to this memory of A's. */
+static weft_op_t written_by_peer(struct duo *d, struct area far, struct area near)
+{
+    struct weft_local local = area_local(far, 0, LEN);
+    return duo_post(d, B, 0,
+                    WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                              .remote = &near.remote, .nremote = 1));
+}
+
 /* A copy of the peer's that does not end holds up neither this side nor, once it has ended, what comes after. */
 static void a_peer_that_does_not_go_on(void **state)
 {
     struct duo *d = *state;
     struct area near = duo_area(d, A, LEN, 0, 0), other = duo_area(d, A, LEN, 0, 0);
     struct area far = duo_area(d, B, LEN, 0, 0);
-    struct weft_local local = area_local(far, 0, LEN);
-    struct weft_xfer x = {.struct_size = sizeof x,
-                          .op = WEFT_XFER_WRITE,
-                          .local = &local,
-                          .nlocal = 1,
-                          .remote = &near.remote,
-                          .nremote = 1};
     if (test_memory(A) < 0)
         return; /* B copies to a GPU of A's, if there is one */
     duo_fill(d, far, 1);
-    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    duo_wait(d, B, written_by_peer(d, far, near), 0);
     drivers(d, "devices=2", "devices=2,delay=4000000000");
-    weft_op_t op = duo_post(d, B, 0, &x);
+    weft_op_t op = written_by_peer(d, far, near);
     test_sleep_ms(50);
     WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(near.mem));
     drivers(d, "devices=2", "devices=2");
     duo_wait(d, B, op, 0);
-    x.remote = &other.remote;
-    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    duo_wait(d, B, written_by_peer(d, far, other), 0);
     duo_check(d, other, 0, LEN, 1);
     WEFT_OK(weft_mem_dereg(other.mem));
 }
@@ -319,17 +320,10 @@ static void closed_while_a_peer_does_not_go_on(void **state)
 {
     struct duo *d = *state;
     struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
-    struct weft_local local = area_local(far, 0, LEN);
-    struct weft_xfer x = {.struct_size = sizeof x,
-                          .op = WEFT_XFER_WRITE,
-                          .local = &local,
-                          .nlocal = 1,
-                          .remote = &near.remote,
-                          .nremote = 1};
     duo_fill(d, far, 1);
-    duo_wait(d, B, duo_post(d, B, 0, &x), 0);
+    duo_wait(d, B, written_by_peer(d, far, near), 0);
     drivers(d, "devices=2", "devices=2,delay=4000000000");
-    duo_post(d, B, 0, &x);
+    written_by_peer(d, far, near);
     test_sleep_ms(50);
     WEFT_OK(weft_conn_close(d->conn)); /* does not wait for ever */
     WEFT_OK(weft_mem_dereg(near.mem));
