@@ -397,8 +397,10 @@ void weft__ipc_unpin(struct weft__reg *reg)
     if (reg->pin != WEFT__PIN_OURS)
         return;
     struct pin *pin = calloc(1, sizeof *pin);
-    if (!pin) /* it stays pinned until the process ends */
+    if (!pin) {
+        weft_log(WEFT_LOG_ERROR, "memory", "no memory to unpin %p: it stays pinned", reg->addr);
         return;
+    }
     *pin = (struct pin){{.run = unpin_run, .done = unpin_done}, reg, NULL};
     reg->undone++;
     weft__chore_push(reg->ep, &pin->chore);
