@@ -45,6 +45,18 @@ function(weft__choose kind name headers_found package)
     endif()
 endfunction()
 
+# Objects of libweft: weft_add_objects(TARGET SOURCES file... [LIBRARIES target...]). What backends of a kind share has a
+# folder beside them, which they may include.
+function(weft_add_objects target)
+    cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+    add_library(${target} OBJECT ${arg_SOURCES})
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/core/include
+                               ${PROJECT_SOURCE_DIR}/gpu/vendor ${CMAKE_CURRENT_SOURCE_DIR})
+    target_link_libraries(${target} PRIVATE Threads::Threads ${arg_LIBRARIES})
+    target_compile_options(${target} PRIVATE ${WEFT_WHOLE_FLAGS})
+    set_property(GLOBAL APPEND PROPERTY WEFT_OBJECT_TARGETS ${target})
+endfunction()
+
 function(weft_add_backend kind name)
     cmake_parse_arguments(PARSE_ARGV 2 arg "DECORATOR" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_DECLARED ${name})
@@ -53,16 +65,11 @@ function(weft_add_backend kind name)
         return()
     endif()
     string(TOLOWER weft_${kind}_${name} target)
-    add_library(${target} OBJECT ${arg_SOURCES})
-    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/core/include
-                               ${CMAKE_CURRENT_SOURCE_DIR})
-    target_link_libraries(${target} PRIVATE Threads::Threads ${arg_LIBRARIES})
-    target_compile_options(${target} PRIVATE ${WEFT_WHOLE_FLAGS})
+    weft_add_objects(${target} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_BUILT ${name})
     if(NOT arg_DECORATOR)
         set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_TESTED ${name})
     endif()
-    set_property(GLOBAL APPEND PROPERTY WEFT_OBJECT_TARGETS ${target})
 endfunction()
 
 # A backend as weft_<name>.so, found by WEFT_MODULE_PATH at run time:

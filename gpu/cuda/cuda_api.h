@@ -21,22 +21,6 @@ struct cuda_ipc {
     char bytes[CUDA_IPC_BYTES];
 };
 
-/* CUresult */
-enum {
-    CUDA_OK = 0,
-    CUDA_EINVAL = 1,
-    CUDA_ENOMEM = 2,
-    CUDA_ESTARTED = 3, /* not started: in the child of who has started the driver */
-    CUDA_EENDED = 4,   /* the process is ending */
-    CUDA_ESTUB = 34,
-    CUDA_EUNAVAILABLE = 46,
-    CUDA_ENODEVICE = 100,
-    CUDA_EDEVICE = 101,
-    CUDA_EBUSY = 600,       /* what an event stands behind is not done */
-    CUDA_EREGISTERED = 712, /* this host memory is registered already */
-    CUDA_EUNSUPPORTED = 801
-};
-
 /* CUdevice_attribute, CUdevice_P2PAttribute */
 enum {
     CUDA_DEVICE_WARP = 10,
@@ -46,7 +30,13 @@ enum {
 };
 enum { CUDA_P2P_ATOMIC = 3 };
 /* CUpointer_attribute */
-enum { CUDA_OF_TYPE = 2, CUDA_OF_MANAGED = 8, CUDA_OF_ORDINAL = 9, CUDA_OF_BASE = 11, CUDA_OF_SIZE = 12 };
+enum {
+    CUDA_OF_TYPE = 2,
+    CUDA_OF_MANAGED = 8,
+    CUDA_OF_ORDINAL = 9,
+    CUDA_OF_BASE = 11,
+    CUDA_OF_SIZE = 12
+};
 /* CUmemorytype */
 enum { CUDA_TYPE_HOST = 1, CUDA_TYPE_DEVICE = 2 };
 /* Flags of streams, of events, of host memory, of mapped memory of other processes; a kind of handle. */
@@ -56,7 +46,7 @@ enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
 enum { CUDA_IPC_PEERS = 1 };
 enum { CUDA_HANDLE_DMABUF = 1 };
 
-/* XX(member, symbol, parameters): all of them return a CUresult. */
+/* XX(member, symbol, parameters): all of them return a CUresult (vendor_result.h). */
 #define CUDA_FUNCTIONS(XX)                                                                        \
     XX(init, cuInit, (unsigned))                                                                  \
     XX(error_text, cuGetErrorString, (int, const char **))                                        \
@@ -94,7 +84,7 @@ enum { CUDA_HANDLE_DMABUF = 1 };
     XX(ipc_close, cuIpcCloseMemHandle, (cuda_addr))
 
 struct cuda_api {
-#define CUDA_MEMBER(member, symbol, parameters) int (*member) parameters;
+#define CUDA_MEMBER(member, symbol, parameters) int(*member) parameters;
     CUDA_FUNCTIONS(CUDA_MEMBER)
 #undef CUDA_MEMBER
 };

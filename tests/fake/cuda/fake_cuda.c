@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "gpu/cuda/cuda_api.h"
+#include "gpu/vendor/vendor_result.h"
 
 #define ALIGN 512 /* as the driver's */
 #define MOST 4096 /* allocations */
@@ -99,13 +100,13 @@ int cuInit(unsigned flags)
 {
     read_settings();
     if (flags)
-        return CUDA_EINVAL;
+        return VENDOR_EINVAL;
     if (set->init)
         return (int)set->init;
     if (started && started != getpid())
-        return CUDA_ESTARTED;
+        return VENDOR_ESTARTED;
     started = getpid();
-    return set->devices ? CUDA_OK : CUDA_ENODEVICE;
+    return set->devices ? VENDOR_OK : VENDOR_ENODEVICE;
 }
 
 int cuGetErrorString(int result, const char **text)
@@ -113,18 +114,18 @@ int cuGetErrorString(int result, const char **text)
     static const struct {
         int result;
         const char *text;
-    } known[] = {{CUDA_ENODEVICE, "no CUDA-capable device is detected"},
-                 {CUDA_ENOMEM, "out of memory"},
-                 {CUDA_EINVAL, "invalid argument"},
-                 {CUDA_ESTUB, "stub library"},
-                 {CUDA_EUNSUPPORTED, "operation not supported"},
+    } known[] = {{VENDOR_ENODEVICE, "no CUDA-capable device is detected"},
+                 {VENDOR_ENOMEM, "out of memory"},
+                 {VENDOR_EINVAL, "invalid argument"},
+                 {VENDOR_ESTUB, "stub library"},
+                 {VENDOR_EUNSUPPORTED, "operation not supported"},
                  {LOST, "unspecified launch failure"}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i].result == result) {
             *text = known[i].text;
-            return CUDA_OK;
+            return VENDOR_OK;
         }
-    return CUDA_EINVAL;
+    return VENDOR_EINVAL;
 }
 
 /* --- devices and contexts -------------------------------------------------------------------------------- */
@@ -132,17 +133,17 @@ int cuGetErrorString(int result, const char **text)
 int cuDeviceGetCount(int *n)
 {
     if (started != getpid())
-        return CUDA_ESTARTED;
+        return VENDOR_ESTARTED;
     *n = (int)set->devices;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuDeviceGet(int *device, int ordinal)
 {
     if (ordinal < 0 || ordinal >= (int)set->devices)
-        return CUDA_EDEVICE;
+        return VENDOR_EDEVICE;
     *device = ordinal;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 static bool is_device(int device)
@@ -153,43 +154,43 @@ static bool is_device(int device)
 int cuDeviceGetName(char *name, int len, int device)
 {
     snprintf(name, (size_t)len, "Double %d", device);
-    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+    return is_device(device) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
 int cuDeviceTotalMem_v2(size_t *bytes, int device)
 {
     *bytes = set->memory;
-    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+    return is_device(device) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     *value = attribute == CUDA_DEVICE_WARP ? 32 : attribute == CUDA_DEVICE_BUS ? 0x17 + device : 0;
-    return is_device(device) ? CUDA_OK : CUDA_EDEVICE;
+    return is_device(device) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
 int cuDeviceCanAccessPeer(int *can, int device, int other)
 {
     *can = set->peers > 0;
-    return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
+    return is_device(device) && is_device(other) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
 int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int other)
 {
     *value = attribute == CUDA_P2P_ATOMIC && set->peers > 1;
-    return is_device(device) && is_device(other) ? CUDA_OK : CUDA_EDEVICE;
+    return is_device(device) && is_device(other) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
 int cuDevicePrimaryCtxRetain(cuda_ctx_t *ctx, int device)
 {
     __atomic_fetch_add(&retained[device], 1, __ATOMIC_SEQ_CST);
     *ctx = (cuda_ctx_t)(intptr_t)(device + 1);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuDevicePrimaryCtxRelease_v2(int device)
 {
-    return __atomic_fetch_sub(&retained[device], 1, __ATOMIC_SEQ_CST) > 0 ? CUDA_OK : NO_CONTEXT;
+    return __atomic_fetch_sub(&retained[device], 1, __ATOMIC_SEQ_CST) > 0 ? VENDOR_OK : NO_CONTEXT;
 }
 
 int cuCtxPushCurrent_v2(cuda_ctx_t ctx)
@@ -197,7 +198,7 @@ int cuCtxPushCurrent_v2(cuda_ctx_t ctx)
     if (depth == sizeof current / sizeof *current || !ctx)
         return NO_CONTEXT;
     current[depth++] = (long)(intptr_t)ctx;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuCtxPopCurrent_v2(cuda_ctx_t *ctx)
@@ -205,7 +206,7 @@ int cuCtxPopCurrent_v2(cuda_ctx_t *ctx)
     if (!depth)
         return NO_CONTEXT;
     *ctx = (cuda_ctx_t)(intptr_t)current[--depth];
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 /* The device whose context is the thread's; below 0: none. */
@@ -231,26 +232,26 @@ static int map(struct alloc *alloc, size_t len)
     void *bytes = mmap(NULL, alloc->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, alloc->fd, 0);
     void *addr = mmap(NULL, alloc->mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (bytes == MAP_FAILED || addr == MAP_FAILED)
-        return CUDA_ENOMEM;
+        return VENDOR_ENOMEM;
     alloc->bytes = bytes;
     alloc->addr = addr;
     alloc->len = len;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 static int make(struct alloc *alloc, size_t len)
 {
     alloc->fd = memfd_create("gpu", MFD_CLOEXEC);
     if (alloc->fd < 0 || ftruncate(alloc->fd, (off_t)((len + PAGE - 1) / PAGE * PAGE)) || map(alloc, len))
-        return CUDA_ENOMEM;
+        return VENDOR_ENOMEM;
     memset(alloc->bytes, 0xa5, alloc->mapped);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 /* What begins here. own: it is of this process's own. */
 static int drop(cuda_addr addr, bool own)
 {
-    int rc = CUDA_EINVAL;
+    int rc = VENDOR_EINVAL;
     pthread_mutex_lock(&lock);
     struct alloc *alloc = alloc_of(addr);
     if (alloc && (uintptr_t)alloc->addr == addr) {
@@ -259,7 +260,7 @@ static int drop(cuda_addr addr, bool own)
         close(alloc->fd);
         used -= own ? alloc->len : 0;
         *alloc = (struct alloc){0};
-        rc = CUDA_OK;
+        rc = VENDOR_OK;
     }
     pthread_mutex_unlock(&lock);
     return rc;
@@ -267,7 +268,7 @@ static int drop(cuda_addr addr, bool own)
 
 int cuMemAlloc_v2(cuda_addr *addr, size_t len)
 {
-    int device = device_of(), rc = CUDA_ENOMEM;
+    int device = device_of(), rc = VENDOR_ENOMEM;
     if (device < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
@@ -276,7 +277,7 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
             continue;
         allocs[i].device = device;
         rc = make(&allocs[i], len);
-        if (rc == CUDA_OK) {
+        if (rc == VENDOR_OK) {
             used += len;
             *addr = (uintptr_t)allocs[i].addr;
         }
@@ -300,7 +301,7 @@ int cuMemGetAddressRange_v2(cuda_addr *base, size_t *size, cuda_addr addr)
         *size = alloc->len;
     }
     pthread_mutex_unlock(&lock);
-    return alloc ? CUDA_OK : CUDA_EINVAL;
+    return alloc ? VENDOR_OK : VENDOR_EINVAL;
 }
 
 static struct pin *pin_of(const uint8_t *host, size_t len);
@@ -309,7 +310,7 @@ static struct pin *pin_of(const uint8_t *host, size_t len);
 int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr addr)
 {
     if (started != getpid())
-        return CUDA_ESTARTED;
+        return VENDOR_ESTARTED;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
     const struct pin *pin = alloc ? NULL : pin_of((const uint8_t *)(uintptr_t)addr, 1);
@@ -334,20 +335,20 @@ int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr
             break;
         }
     pthread_mutex_unlock(&lock);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuMemGetHandleForAddressRange(void *handle, cuda_addr addr, size_t len, int kind, uint64_t flags)
 {
-    int rc = CUDA_EINVAL;
+    int rc = VENDOR_EINVAL;
     if (!set->dmabuf)
-        return CUDA_EUNSUPPORTED;
+        return VENDOR_EUNSUPPORTED;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
     if (alloc && kind == CUDA_HANDLE_DMABUF && flags == 0 && addr % PAGE == 0 && len % PAGE == 0 &&
         addr == (uintptr_t)alloc->addr && len <= alloc->mapped) {
         *(int *)handle = dup(alloc->fd);
-        rc = CUDA_OK;
+        rc = VENDOR_OK;
     }
     pthread_mutex_unlock(&lock);
     return rc;
@@ -402,7 +403,7 @@ int cuStreamGetCtx(cuda_stream_t stream, cuda_ctx_t *ctx)
     pthread_mutex_lock(&lock);
     *ctx = (cuda_ctx_t)(intptr_t)(stream_of(stream)->device + 1);
     pthread_mutex_unlock(&lock);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuCtxGetDevice(int *device)
@@ -410,7 +411,7 @@ int cuCtxGetDevice(int *device)
     if (device_of() < 0)
         return NO_CONTEXT;
     *device = device_of();
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 static bool lost(void)
@@ -425,11 +426,11 @@ int cuStreamCreate(cuda_stream_t *out, unsigned flags)
         return NO_CONTEXT;
     struct cuda_stream *stream = calloc(1, sizeof *stream);
     if (!stream)
-        return CUDA_ENOMEM;
+        return VENDOR_ENOMEM;
     stream->tail = &stream->head;
     stream->device = device_of();
     *out = stream;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 /* Up to this event, or all. With the lock held. */
@@ -459,11 +460,11 @@ static int queue(cuda_stream_t on, struct queued what)
     struct cuda_stream *stream = stream_of(on);
     struct queued *q = malloc(sizeof *q);
     if (!q)
-        return CUDA_ENOMEM;
+        return VENDOR_ENOMEM;
     *q = what;
     *stream->tail = q;
     stream->tail = &q->next;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuStreamDestroy_v2(cuda_stream_t stream)
@@ -472,14 +473,14 @@ int cuStreamDestroy_v2(cuda_stream_t stream)
     run(stream, NULL);
     pthread_mutex_unlock(&lock);
     free(stream);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuStreamSynchronize(cuda_stream_t stream)
 {
     pthread_mutex_lock(&lock);
     run(stream_of(stream), NULL);
-    int rc = lost() ? LOST : CUDA_OK;
+    int rc = lost() ? LOST : VENDOR_OK;
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -489,7 +490,7 @@ int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream
     if (device_of() < 0 || !stream)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
-    int rc = CUDA_EINVAL;
+    int rc = VENDOR_EINVAL;
     if (bytes_of(dst, len) && bytes_of(src, len))
         rc = queue(stream, (struct queued){.dst = dst, .src = src, .len = len});
     pthread_mutex_unlock(&lock);
@@ -502,7 +503,7 @@ int cuEventCreate(cuda_event_t *event, unsigned flags)
     if (device_of() < 0)
         return NO_CONTEXT;
     *event = calloc(1, sizeof **event);
-    return *event ? CUDA_OK : CUDA_ENOMEM;
+    return *event ? VENDOR_OK : VENDOR_ENOMEM;
 }
 
 /* One that was not reached stays behind as nothing. */
@@ -514,7 +515,7 @@ int cuEventDestroy_v2(cuda_event_t event)
             q->event = NULL;
     pthread_mutex_unlock(&lock);
     free(event);
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 int cuEventRecord(cuda_event_t event, cuda_stream_t stream)
@@ -530,12 +531,12 @@ int cuEventRecord(cuda_event_t event, cuda_stream_t stream)
 int cuEventQuery(cuda_event_t event)
 {
     pthread_mutex_lock(&lock);
-    int rc = CUDA_OK;
+    int rc = VENDOR_OK;
     if (event->stream && event->asked++ < set->delay)
-        rc = CUDA_EBUSY;
+        rc = VENDOR_EBUSY;
     else if (event->stream)
         run(event->stream, event);
-    if (rc == CUDA_OK && lost())
+    if (rc == VENDOR_OK && lost())
         rc = LOST;
     pthread_mutex_unlock(&lock);
     return rc;
@@ -556,11 +557,11 @@ int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 {
     (void)flags;
     pthread_mutex_lock(&lock);
-    int rc = pin_of(host, len) ? CUDA_EREGISTERED : CUDA_ENOMEM;
-    for (size_t i = 0; i < set->pins && rc == CUDA_ENOMEM; i++)
+    int rc = pin_of(host, len) ? VENDOR_EREGISTERED : VENDOR_ENOMEM;
+    for (size_t i = 0; i < set->pins && rc == VENDOR_ENOMEM; i++)
         if (!pinned[i].host) {
             pinned[i] = (struct pin){host, len};
-            rc = CUDA_OK;
+            rc = VENDOR_OK;
         }
     pthread_mutex_unlock(&lock);
     return rc;
@@ -570,8 +571,8 @@ int cuMemHostUnregister(void *host)
 {
     pthread_mutex_lock(&lock);
     struct pin *pin = pin_of(host, 1);
-    int rc = pin && pin->host == host ? CUDA_OK : NOT_REGISTERED;
-    if (rc == CUDA_OK)
+    int rc = pin && pin->host == host ? VENDOR_OK : NOT_REGISTERED;
+    if (rc == VENDOR_OK)
         *pin = (struct pin){NULL, 0};
     pthread_mutex_unlock(&lock);
     return rc;
@@ -593,7 +594,7 @@ int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
 {
     (void)flags;
     *addr = (uintptr_t)host;
-    return CUDA_OK;
+    return VENDOR_OK;
 }
 
 /* --- other processes -------------------------------------------------------------------------------------- */
@@ -607,16 +608,16 @@ struct shared {
 
 int cuIpcGetMemHandle(struct cuda_ipc *handle, cuda_addr addr)
 {
-    int rc = CUDA_EINVAL;
+    int rc = VENDOR_EINVAL;
     pthread_mutex_lock(&lock);
     const struct alloc *alloc = alloc_of(addr);
     if (!set->ipc)
-        rc = CUDA_EUNSUPPORTED;
+        rc = VENDOR_EUNSUPPORTED;
     else if (alloc && addr == (uintptr_t)alloc->addr) {
         struct shared shared = {.magic = MAGIC, .pid = getpid(), .fd = alloc->fd, .len = alloc->len};
         memset(handle, 0, sizeof *handle);
         memcpy(handle->bytes, &shared, sizeof shared);
-        rc = CUDA_OK;
+        rc = VENDOR_OK;
     }
     pthread_mutex_unlock(&lock);
     return rc;
@@ -627,14 +628,14 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
 {
     struct shared shared;
     char path[64];
-    int rc = CUDA_EINVAL, device = device_of();
+    int rc = VENDOR_EINVAL, device = device_of();
     memcpy(&shared, handle.bytes, sizeof shared);
     if (shared.magic != MAGIC || flags != CUDA_IPC_PEERS)
-        return CUDA_EINVAL;
+        return VENDOR_EINVAL;
     if (device < 0 || shared.pid == getpid())
         return NO_CONTEXT;
     if (set->ipc < 2)
-        return CUDA_EUNSUPPORTED;
+        return VENDOR_EUNSUPPORTED;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST && rc; i++) {
@@ -642,7 +643,7 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
             continue;
         allocs[i].device = device;
         allocs[i].fd = open(path, O_RDWR | O_CLOEXEC);
-        rc = allocs[i].fd < 0 ? CUDA_EINVAL : map(&allocs[i], shared.len);
+        rc = allocs[i].fd < 0 ? VENDOR_EINVAL : map(&allocs[i], shared.len);
         if (rc)
             break;
         *addr = (uintptr_t)allocs[i].addr;

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The driver's functions, for gpu/vendor. The driver was found before any of them is called. */
+#include "cuda_gpu.h"
+
+#include <string.h>
+
+static const char *text(int result)
+{
+    const struct cuda_api *api = &cuda_table;
+    const char *out = NULL;
+    return api->error_text && api->error_text(result, &out) == 0 ? out : NULL;
+}
+
+static int attach(struct vendor_gpu *gpu)
+{
+    const struct cuda_api *api = &cuda_table;
+    cuda_ctx_t ctx = NULL;
+    int result = api->device_get(&gpu->device, gpu->base.ordinal);
+    if (result == 0)
+        result = api->ctx_retain(&ctx, gpu->device);
+    gpu->ctx = ctx; /* the primary one, which the runtime and torch use, too */
+    return result;
+}
+
+static void detach(struct vendor_gpu *gpu)
+{
+    cuda_table.ctx_release(gpu->device);
+}
+
+static int enter(const struct vendor_gpu *gpu)
+{
+    return cuda_table.ctx_push(gpu->ctx);
+}
+
+static void leave(const struct vendor_gpu *gpu)
+{
+    cuda_ctx_t ctx;
+    (void)gpu;
+    cuda_table.ctx_pop(&ctx);
+}
+
+static int stream_create(void **stream)
+{
+    cuda_stream_t made = NULL;
+    int result = cuda_table.stream_create(&made, CUDA_STREAM_ALONE);
+    *stream = made;
+    return result;
+}
+
+static int stream_destroy(void *stream)
+{
+    return cuda_table.stream_destroy(stream);
+}
+
+static int stream_wait(void *stream)
+{
+    return cuda_table.stream_wait(stream);
+}
+
+static int event_create(void **event)
+{
+    cuda_event_t made = NULL;
+    int result = cuda_table.event_create(&made, CUDA_EVENT_NO_TIMES);
+    *event = made;
+    return result;
+}
+
+static int event_destroy(void *event)
+{
+    return cuda_table.event_destroy(event);
+}
+
+/* WEFT_STREAM_DEFAULT is the driver's CU_STREAM_LEGACY. */
+static int event_record(void *event, void *stream)
+{
+    return cuda_table.event_record(event, stream);
+}
+
+static int event_query(void *event)
+{
+    return cuda_table.event_query(event);
+}
+
+static int copy(uintptr_t dst, uintptr_t src, size_t len, void *stream)
+{
+    return cuda_table.copy(dst, src, len, stream);
+}
+
+static int alloc(uintptr_t *addr, size_t len)
+{
+    cuda_addr at = 0;
+    int result = cuda_table.mem_alloc(&at, len);
+    *addr = at;
+    return result;
+}
+
+static int free_memory(uintptr_t addr)
+{
+    return cuda_table.mem_free(addr);
+}
+
+static int range(uintptr_t addr, uintptr_t *base, size_t *len)
+{
+    cuda_addr start = 0;
+    int result = cuda_table.mem_range(&start, len, addr);
+    *base = start;
+    return result;
+}
+
+static int host_register(void *host, size_t len)
+{
+    return cuda_table.host_register(host, len, CUDA_HOST_PORTABLE | CUDA_HOST_MAPPED);
+}
+
+static int host_unregister(void *host)
+{
+    return cuda_table.host_unregister(host);
+}
+
+static int host_addr(void *host, uintptr_t *addr)
+{
+    cuda_addr at = 0;
+    int result = cuda_table.host_addr(&at, host, 0);
+    *addr = at;
+    return result;
+}
+
+static int host_range(uintptr_t host, uintptr_t *base, size_t *len)
+{
+    int attributes[] = {CUDA_OF_TYPE, CUDA_OF_BASE, CUDA_OF_SIZE};
+    unsigned type = 0;
+    cuda_addr start = 0;
+    void *values[] = {&type, &start, len};
+    int result = cuda_table.mem_attributes(sizeof attributes / sizeof *attributes, attributes,
+                                           values, host);
+    *base = start;
+    return result == 0 && type != CUDA_TYPE_HOST ? VENDOR_EINVAL : result;
+}
+
+static int dmabuf(uintptr_t addr, size_t len, int *fd, uint64_t *offset)
+{
+    *offset = 0;
+    return cuda_table.mem_handle(fd, addr, len, CUDA_HANDLE_DMABUF, 0);
+}
+
+static int ipc_get(void *handle, uintptr_t base)
+{
+    return cuda_table.ipc_get(handle, base);
+}
+
+static int ipc_open(uintptr_t *base, const void *handle)
+{
+    struct cuda_ipc ipc;
+    cuda_addr start = 0;
+    memcpy(&ipc, handle, sizeof ipc);
+    int result = cuda_table.ipc_open(&start, ipc, CUDA_IPC_PEERS);
+    *base = start;
+    return result;
+}
+
+static int ipc_close(uintptr_t base)
+{
+    return cuda_table.ipc_close(base);
+}
+
+const struct vendor cuda_vendor = {
+    .backend = &weft_gpu_cuda,
+    .text = text,
+    .attach = attach,
+    .detach = detach,
+    .enter = enter,
+    .leave = leave,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_wait = stream_wait,
+    .event_create = event_create,
+    .event_destroy = event_destroy,
+    .event_record = event_record,
+    .event_query = event_query,
+    .copy = copy,
+    .alloc = alloc,
+    .free = free_memory,
+    .range = range,
+    .host_register = host_register,
+    .host_unregister = host_unregister,
+    .host_addr = host_addr,
+    .host_range = host_range,
+    .dmabuf = dmabuf,
+    .ipc_get = ipc_get,
+    .ipc_open = ipc_open,
+    .ipc_close = ipc_close,
+};

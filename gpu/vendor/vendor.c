@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts, and what went wrong. */
+#include "vendor.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+static int code_of(int result)
+{
+    switch (result) {
+    case VENDOR_EINVAL:
+        return -EINVAL;
+    case VENDOR_ENOMEM:
+        return -ENOMEM;
+    case VENDOR_ESTUB:
+    case VENDOR_EUNAVAILABLE:
+    case VENDOR_ENODEVICE:
+    case VENDOR_EDEVICE:
+        return WEFT_ENODEV;
+    case VENDOR_EUNSUPPORTED:
+        return WEFT_EUNSUPPORTED;
+    default:
+        return -EIO;
+    }
+}
+
+int vendor_fail(const struct vendor *vendor, int result, const char *what)
+{
+    const char *text = vendor->text(result);
+    return weft_fail(code_of(result), "gpu %s: %s: %s (%d)", vendor->backend->name, what,
+                     text ? text : "unknown to the library", result);
+}
+
+void vendor_complain(const struct vendor_gpu *gpu, int result, const char *what, const void *addr)
+{
+    const char *text = result ? gpu->vendor->text(result) : NULL;
+    if (result)
+        weft_log(WEFT_LOG_ERROR, "gpu", "%s: %s of %p: %s (%d)", gpu->base.backend->name, what,
+                 addr, text ? text : "unknown to the library", result);
+}
+
+int vendor_enter(const struct vendor_gpu *gpu)
+{
+    int result = gpu->vendor->enter(gpu);
+    return result ? vendor_fail(gpu->vendor, result, "cannot use the device") : 0;
+}
+
+void vendor_leave(const struct vendor_gpu *gpu)
+{
+    gpu->vendor->leave(gpu);
+}
+
+/* In the context. */
+static void unmake(struct vendor_gpu *gpu)
+{
+    vendor_copy_end(gpu);
+    for (int i = 0; i < VENDOR_WAYS; i++)
+        if (gpu->ways[i].stream)
+            gpu->vendor->stream_destroy(gpu->ways[i].stream);
+    if (gpu->stream)
+        gpu->vendor->stream_destroy(gpu->stream);
+}
+
+/* The context, and in it the streams. */
+static int make(struct vendor_gpu *gpu)
+{
+    const struct vendor *vendor = gpu->vendor;
+    int result = vendor->attach(gpu);
+    if (result)
+        return vendor_fail(vendor, result, "cannot open the device");
+    int rc = vendor_enter(gpu);
+    if (rc == 0) {
+        result = vendor->stream_create(&gpu->stream);
+        for (int i = 0; i < VENDOR_WAYS && result == 0; i++)
+            result = vendor->stream_create(&gpu->ways[i].stream);
+        if (result)
+            unmake(gpu);
+        vendor_leave(gpu);
+        rc = result ? vendor_fail(vendor, result, "cannot make a stream") : 0;
+    }
+    if (rc)
+        vendor->detach(gpu);
+    return rc;
+}
+
+int vendor_open(const struct vendor *vendor, int ordinal, struct weft_gpu **out)
+{
+    const char *name = vendor->backend->name;
+    int n = vendor->backend->ops->probe();
+    if (n == 0)
+        return WEFT_ENODEV;
+    if (ordinal < 0 || ordinal >= n)
+        return weft_fail(WEFT_ENODEV, "gpu %s: there is no device %d, only %d", name, ordinal, n);
+    struct vendor_gpu *gpu = calloc(1, sizeof *gpu);
+    if (!gpu)
+        return weft_fail(-ENOMEM, "gpu %s: no memory for a context", name);
+    gpu->base = (struct weft_gpu){.backend = vendor->backend, .ordinal = ordinal};
+    gpu->vendor = vendor;
+    pthread_mutex_init(&gpu->lock, NULL);
+    int rc = make(gpu);
+    if (rc) {
+        pthread_mutex_destroy(&gpu->lock);
+        free(gpu);
+        return rc;
+    }
+    *out = &gpu->base;
+    return 0;
+}
+
+void vendor_close(struct weft_gpu *base)
+{
+    struct vendor_gpu *gpu = vendor_of(base);
+    if (vendor_enter(gpu) == 0) {
+        unmake(gpu);
+        vendor_leave(gpu);
+    }
+    gpu->vendor->detach(gpu);
+    pthread_mutex_destroy(&gpu->lock);
+    free(gpu);
+}
+
+int vendor_launch(struct weft_gpu *gpu, const struct weft_gpu_launch *what)
+{
+    return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: has no kernel named %s", gpu->backend->name,
+                     what->kernel);
+}

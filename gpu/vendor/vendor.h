@@ -1,0 +1,126 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What backends over a vendor's library share: contexts, memory, copies on streams, memory of other processes. NVIDIA's
+ * driver and AMD's runtime have the same things under other names, and give the same numbers to what goes wrong
+ * (HIP took CUDA's); a backend fills a table of them, and finds devices and whose memory is whose by itself.
+ */
+#ifndef WEFT_VENDOR_H
+#define WEFT_VENDOR_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "vendor_result.h"
+#include "weft/gpu.h"
+
+#define VENDOR_IPC_BYTES 64 /* of either's handles */
+
+struct vendor_gpu;
+
+/* The library's functions. All give its results, and are called between enter and leave, but for
+ * event_query. Addresses are the device's. */
+struct vendor {
+    const struct weft_gpu_backend *backend;
+    const char *(*text)(int result); /* or NULL */
+
+    /* This device, gpu->base.ordinal, is going to be used, until detach. In no context. */
+    int (*attach)(struct vendor_gpu *gpu);
+    void (*detach)(struct vendor_gpu *gpu);
+    /* It is the thread's between the two, which do not nest; then what was before. */
+    int (*enter)(const struct vendor_gpu *gpu);
+    void (*leave)(const struct vendor_gpu *gpu);
+
+    /* Streams go on without waiting for the default one. A caller's may be WEFT_STREAM_DEFAULT. */
+    int (*stream_create)(void **stream);
+    int (*stream_destroy)(void *stream);
+    int (*stream_wait)(void *stream);
+    int (*event_create)(void **event);
+    int (*event_destroy)(void *event);
+    int (*event_record)(void *event, void *stream);
+    int (*event_query)(void *event);
+
+    int (*copy)(uintptr_t dst, uintptr_t src, size_t len, void *stream);
+    int (*alloc)(uintptr_t *addr, size_t len);
+    int (*free)(uintptr_t addr);
+    /* The allocation with this address. */
+    int (*range)(uintptr_t addr, uintptr_t *base, size_t *len);
+    /* For all devices, and for kernels. */
+    int (*host_register)(void *host, size_t len);
+    int (*host_unregister)(void *host);
+    int (*host_addr)(void *host, uintptr_t *addr);
+    /* The pinned range of the host's memory with this address. */
+    int (*host_range)(uintptr_t host, uintptr_t *base, size_t *len);
+    int (*dmabuf)(uintptr_t addr, size_t len, int *fd, uint64_t *offset);
+    int (*ipc_get)(void *handle, uintptr_t base);
+    int (*ipc_open)(uintptr_t *base, const void *handle);
+    int (*ipc_close)(uintptr_t base);
+};
+
+/* Streams for copies that are not waited for: as many as the engines that copy one way or the other. */
+#define VENDOR_WAYS 4
+/* Of so many times that a copy is asked for which is not the first, one goes to the library. */
+#define VENDOR_ASK 16
+
+/* An event, and its place among those that are not in use, or behind which it stands. */
+struct weft_gpu_job {
+    struct weft_gpu_job *next, *next_of_all;
+    void *event;
+    int way;        /* -1: a mark */
+    unsigned asked; /* in vain, because others were before it */
+};
+
+/* A stream of copies that are not waited for. It does one after the other: while the first is not done, the library is
+ * asked for others now and then only. */
+struct vendor_way {
+    void *stream;
+    struct weft_gpu_job *first, *last; /* under way */
+};
+
+struct vendor_gpu {
+    struct weft_gpu base;
+    const struct vendor *vendor;
+    int device;           /* the library's number or handle of it: attach's */
+    void *ctx;            /* the same */
+    void *stream;         /* of copies that nobody named a stream for, and that are waited for */
+    pthread_mutex_t lock; /* of what follows */
+    struct vendor_way ways[VENDOR_WAYS];
+    unsigned way;                     /* the next one */
+    struct weft_gpu_job *idle, *jobs; /* all */
+};
+
+static inline struct vendor_gpu *vendor_of(struct weft_gpu *gpu)
+{
+    return (struct vendor_gpu *)gpu;
+}
+
+/* --- vendor.c --- */
+
+/* A sentence and a code for what the library says: `what` failed. */
+int vendor_fail(const struct vendor *vendor, int result, const char *what);
+/* The same where nobody can be told but who reads the log. Nothing if nothing failed. */
+void vendor_complain(const struct vendor_gpu *gpu, int result, const char *what, const void *addr);
+/* 0, or a code. */
+int vendor_enter(const struct vendor_gpu *gpu);
+void vendor_leave(const struct vendor_gpu *gpu);
+int vendor_open(const struct vendor *vendor, int ordinal, struct weft_gpu **gpu);
+weft_gpu_close_fn vendor_close;
+
+/* --- the rest, for a backend's table --- */
+
+weft_gpu_alloc_fn vendor_alloc;
+weft_gpu_free_fn vendor_free;
+weft_gpu_host_map_fn vendor_host_map;
+weft_gpu_host_unmap_fn vendor_host_unmap;
+weft_gpu_export_dmabuf_fn vendor_export_dmabuf;
+weft_gpu_copy_fn vendor_copy;
+weft_gpu_copy_start_fn vendor_copy_start;
+weft_gpu_copy_done_fn vendor_copy_done;
+weft_gpu_mark_fn vendor_mark;
+/* All events. In the context. */
+void vendor_copy_end(struct vendor_gpu *gpu);
+weft_gpu_ipc_export_fn vendor_ipc_export;
+weft_gpu_ipc_open_fn vendor_ipc_open;
+weft_gpu_ipc_close_fn vendor_ipc_close;
+weft_gpu_launch_fn vendor_launch;
+
+#endif
