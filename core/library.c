@@ -5,23 +5,45 @@
 
 #include "weft/transport.h"
 
-static int load(struct weft_library *library, const char *file)
+/* The first of a list of files, separated by commas, that can be opened like this; or NULL, and dlerror is of the last. */
+static void *open_first(const char *files, int flags)
 {
-    void *opened = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    char file[sizeof((struct weft_library *)0)->loaded];
+    void *opened = NULL;
+    for (const char *at = files, *end; !opened && *at; at = *end ? end + 1 : end) {
+        end = strchrnul(at, ',');
+        if ((size_t)(end - at) >= sizeof file)
+            continue;
+        memcpy(file, at, (size_t)(end - at));
+        file[end - at] = 0;
+        opened = dlopen(file, flags);
+    }
+    return opened;
+}
+
+/* What the process has already comes first: two of them in one process would not know of each other. */
+static int load(struct weft_library *library, const char *files)
+{
+    void *opened = open_first(files, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (!opened)
-        return weft_fail(WEFT_ENODEV, "%s: %s (%s)", library->whose, dlerror(), library->package);
+        opened = open_first(files, RTLD_NOW | RTLD_LOCAL);
+    if (!opened) {
+        const char *why = dlerror();
+        return weft_fail(WEFT_ENODEV, "%s: %s (%s)", library->whose,
+                         why ? why : "no file is named", library->package);
+    }
     int rc = library->fill(opened);
     if (rc) {
         dlclose(opened);
         return rc;
     }
-    strcpy(library->loaded, file);
+    strcpy(library->loaded, files);
     return 0;
 }
 
 int weft_library_present(const struct weft_library *library)
 {
-    void *opened = dlopen(weft_config_str(library->setting), RTLD_LAZY | RTLD_NOLOAD);
+    void *opened = open_first(weft_config_str(library->setting), RTLD_LAZY | RTLD_NOLOAD);
     if (opened)
         dlclose(opened);
     return opened != NULL;
@@ -29,16 +51,16 @@ int weft_library_present(const struct weft_library *library)
 
 int weft_library_open(struct weft_library *library)
 {
-    const char *file = weft_config_str(library->setting);
+    const char *files = weft_config_str(library->setting);
     int rc = 0;
     pthread_mutex_lock(&library->lock);
-    if (strlen(file) >= sizeof library->loaded)
+    if (strlen(files) >= sizeof library->loaded)
         rc = weft_fail(WEFT_ENODEV, "%s: %s is too long", library->whose, library->setting);
-    else if (*library->loaded && strcmp(library->loaded, file) != 0)
+    else if (*library->loaded && strcmp(library->loaded, files) != 0)
         rc = weft_fail(WEFT_ENODEV, "%s: %s is in use already, not %s", library->whose,
-                       library->loaded, file);
+                       library->loaded, files);
     else if (!*library->loaded)
-        rc = load(library, file);
+        rc = load(library, files);
     pthread_mutex_unlock(&library->lock);
     return rc;
 }

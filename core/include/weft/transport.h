@@ -343,7 +343,8 @@ WEFT_API int weft_config_selects(const char *setting, const char *const *names, 
  */
 struct weft_library {
     const char *whose;   /* transport or GPU backend, for messages */
-    const char *setting; /* of core/config.c: the library's file */
+    const char *setting; /* of core/config.c: the library's file, or several, separated by commas: the first
+                          * that this process has, else the first that there is */
     const char *package; /* that has it, for messages */
     int (*fill)(void *opened); /* finds the functions; what it refuses is closed */
     pthread_mutex_t lock;
