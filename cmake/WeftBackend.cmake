@@ -2,12 +2,13 @@
 # How a backend (a folder under transports/ or gpu/) is declared, chosen and put into the table.
 #
 #   weft_add_backend(TRANSPORT|GPU NAME SOURCES file... [LIBRARIES target...]
-#                    [HEADERS_FOUND variable PACKAGE "what to install"] [DECORATOR])
+#                    [HEADERS_FOUND variable PACKAGE "what to install" | OPTIONAL] [DECORATOR])
 #
 # DECORATOR: it wraps other backends; the contract suite has no runs of it alone.
 # Without HEADERS_FOUND the backend needs nothing and is always built. With it, the variable says
 # whether the vendor's headers are there; then -DTRANSPORT / -DGPU decide: auto builds it if they
-# are, a list that names it fails if they are not, a list that does not name it leaves it out.
+# are, a list that names it fails if they are not, a list that does not name it leaves it out. OPTIONAL: it needs no headers,
+# and a list that does not name it leaves it out.
 #
 # Collected in global properties: WEFT_<KIND>_DECLARED, WEFT_<KIND>_BUILT and, less the decorators,
 # WEFT_<KIND>_TESTED (names); WEFT_BACKEND_NOTES (lines of the summary table).
@@ -18,7 +19,7 @@ string(REPLACE "," ";" GPU "${GPU}")
 
 # Backends of later versions: naming one says so instead of "unknown".
 set(WEFT_LATER_TRANSPORT tcpx)
-set(WEFT_LATER_GPU hip)
+set(WEFT_LATER_GPU)
 
 function(weft__note kind name text)
     string(LENGTH "${kind} ${name}" used)
@@ -58,8 +59,12 @@ function(weft_add_objects target)
 endfunction()
 
 function(weft_add_backend kind name)
-    cmake_parse_arguments(PARSE_ARGV 2 arg "DECORATOR" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
+    cmake_parse_arguments(PARSE_ARGV 2 arg "DECORATOR;OPTIONAL" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_DECLARED ${name})
+    if(arg_OPTIONAL)
+        set(needs_none TRUE)
+        set(arg_HEADERS_FOUND needs_none)
+    endif()
     weft__choose(${kind} ${name} "${arg_HEADERS_FOUND}" "${arg_PACKAGE}")
     if(NOT chosen)
         return()

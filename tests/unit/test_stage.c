@@ -57,8 +57,8 @@ static void two_open(struct two *t, const char *settings, int near, int far)
 {
     *t = (struct two){0};
     driver(settings);
-    t->a = endpoint(near < 0 ? "host" : "cuda");
-    t->b = endpoint("cuda");
+    t->a = endpoint(near < 0 ? "host" : test_gpu());
+    t->b = endpoint(test_gpu());
     duo_join(t->a, t->b, &t->conn, &t->other);
     test_mem_open_on(&t->near, LEN, 1, near);
     test_mem_open_on(&t->far, LEN, 3, far);

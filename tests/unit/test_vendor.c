@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu/cuda when the driver lacks something, or fails: over the double of the driver, which reads its settings whenever it
- * is started. */
+/* gpu/cuda, or gpu/hip (WEFT_TEST_GPU), when the vendor's library lacks something, or fails: over the double of NVIDIA's driver,
+ * which reads its settings whenever it is started, and that of AMD's runtime over it. */
 #include "contract/duo.h"
 
 #include <errno.h>
@@ -11,10 +11,17 @@
 
 #include "weft/gpu.h"
 
-extern const struct weft_gpu_backend weft_gpu_cuda;
+extern const struct weft_gpu_backend weft_gpu_cuda, weft_gpu_hip;
 int cuInit(unsigned flags);
 
-#define OPS weft_gpu_cuda.ops
+static const struct subject {
+    const struct weft_gpu_backend *backend;
+    const char *setting, *package, *lacks;
+} subjects[] = {{&weft_gpu_cuda, "WEFT_CUDA_LIBRARY", "NVIDIA's driver", "lacks cuInit"},
+                {&weft_gpu_hip, "WEFT_HIP_LIBRARY", "AMD's HIP runtime", "lacks hip"}};
+static const struct subject *subject;
+
+#define OPS subject->backend->ops
 
 /* The driver is there already: only the double's settings change. */
 static struct weft_gpu *open_with(const char *settings)
@@ -31,16 +38,16 @@ static struct weft_gpu *open_with(const char *settings)
 static void a_machine_without_gpus_says_so(void **state)
 {
     (void)state;
-    static const struct {
+    const struct {
         const char *library, *settings, *says;
-    } cases[] = {{"there-is-none.so", "", "NVIDIA's driver"},
-                 {"libc.so.6", "", "lacks cuInit"},
+    } cases[] = {{"there-is-none.so", "", subject->package},
+                 {"libc.so.6", "", subject->lacks},
                  {NULL, "init=34", "stub"},
                  {NULL, "init=100", "no CUDA-capable device"}};
     int any;
     struct weft_gpu_range range;
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        weft_config_set("WEFT_CUDA_LIBRARY", cases[i].library);
+        weft_config_set(subject->setting, cases[i].library);
         setenv("FAKE_CUDA", cases[i].settings, 1);
         assert_int_equal(OPS->probe(), 0);
         CHECK(strstr(weft_last_error(), cases[i].says), "'%s'", weft_last_error());
@@ -48,7 +55,7 @@ static void a_machine_without_gpus_says_so(void **state)
         WEFT_FAILS(WEFT_ENODEV, OPS->open(0, &gpu));
         assert_int_equal(OPS->query(&any, &range), 0);
     }
-    weft_config_set("WEFT_CUDA_LIBRARY", NULL);
+    weft_config_set(subject->setting, NULL);
 }
 
 /* By the application, or by another registration: whoever was first lets go of it. */
@@ -188,15 +195,18 @@ static void the_driver_stays(void **state)
     (void)state;
     struct weft_gpu *gpu = open_with("dmabuf=1");
     void *addr;
-    weft_config_set("WEFT_CUDA_LIBRARY", "another.so");
+    weft_config_set(subject->setting, "another.so");
     WEFT_OK(OPS->alloc(gpu, 100, &addr));
     OPS->free(gpu, addr);
     OPS->close(gpu);
-    weft_config_set("WEFT_CUDA_LIBRARY", NULL);
+    weft_config_set(subject->setting, NULL);
 }
 
 int main(void)
 {
+    for (size_t i = 0; i < ARRAY_LEN(subjects); i++)
+        if (strcmp(subjects[i].backend->name, test_gpu()) == 0)
+            subject = &subjects[i];
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_machine_without_gpus_says_so),
         cmocka_unit_test(devices_are_counted),
