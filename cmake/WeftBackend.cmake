@@ -52,7 +52,8 @@ function(weft_add_objects target)
     cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
     add_library(${target} OBJECT ${arg_SOURCES})
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/core/include
-                               ${PROJECT_SOURCE_DIR}/gpu/vendor ${CMAKE_CURRENT_SOURCE_DIR})
+                               ${PROJECT_SOURCE_DIR}/gpu ${PROJECT_SOURCE_DIR}/gpu/vendor
+                               ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target} PRIVATE Threads::Threads ${arg_LIBRARIES})
     target_compile_options(${target} PRIVATE ${WEFT_WHOLE_FLAGS})
     set_property(GLOBAL APPEND PROPERTY WEFT_OBJECT_TARGETS ${target})

@@ -124,7 +124,10 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_CUDA_LIBRARY", STRING, "libcuda.so.1", 0, 0, "file of NVIDIA's driver")              \
     XX("WEFT_HIP_LIBRARY", STRING,                                                                \
        "libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5,libamdhip64.so", 0, 0,                 \
-       "files of AMD's HIP runtime: the first that this process has, else the first that there is") \
+       "files of AMD's HIP runtime: the first that this process has, else the first that there "  \
+       "is")                                                                                      \
+    XX("WEFT_HOST_WAVE", INT, "32", 32, 64,                                                       \
+       "lanes of a wave of gpu/host, where Weft's kernels run on processors: 32 or 64")           \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
 

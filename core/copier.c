@@ -102,6 +102,7 @@ static int area_fill(struct weft__endpoint *ep, struct weft__area *area, uint64_
     if (rc < 0)
         return rc;
     area->pinned = rc == 0 ? gpu : NULL;
+    area->reached = area->pinned && dev == area->addr;
     return weft__reg_open(ep, area->addr, len, WEFT_READ | WEFT_WRITE, &area->reg);
 }
 
@@ -261,7 +262,8 @@ static void start(struct weft__endpoint *ep, struct weft__copy *copy)
 {
     struct weft_gpu *gpu = weft__gpu_opened(ep, copy->ordinal);
     copy->job = NULL;
-    int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n, &copy->job);
+    int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n,
+                                      copy->reached ? WEFT_GPU_REACHED : 0, &copy->job);
     if (rc)
         failed(copy, rc);
 }

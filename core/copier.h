@@ -25,6 +25,7 @@ struct weft__copy {
     int ordinal;                      /* the GPU that does it: weft__gpu_need has opened it */
     const struct weft_gpu_copy *list; /* &one, or the owner's until the end */
     int n;                            /* 0: a mark (weft__gpu_mark) */
+    bool reached;                     /* by the GPU's kernels, all of it (WEFT_GPU_REACHED) */
     struct weft_gpu_copy one;
     /* It has ended; why is a sentence, or NULL. Endpoint lock held. The copy is its owner's again. */
     void (*done)(struct weft__copy *copy, int status, const char *why);
@@ -49,6 +50,7 @@ struct weft__area {
     uint8_t *addr;
     struct weft__reg *reg;
     struct weft_gpu *pinned; /* by this one */
+    bool reached;            /* by kernels, at the same addresses */
 };
 
 struct weft__copier {

@@ -28,6 +28,7 @@ struct mapping {
     struct weft__import *import;
     int wanted, ordinal; /* ordinal: once it is there */
     enum { MAPPING_OPENING, MAPPING_THERE, MAPPING_NONE } state;
+    bool reached; /* by kernels of that GPU */
     void *addr;
 };
 
@@ -138,6 +139,14 @@ static int map(struct weft__endpoint *ep, const struct weft__import *import,
     return rc;
 }
 
+/* What is mapped is, and of this process's own what is the same GPU's. */
+static bool is_reached(const struct weft_gpu_ops *ops, const struct mapping *mapping)
+{
+    struct weft_gpu_range range;
+    return !mapping->import->own ||
+           (ops->query(mapping->addr, &range) == 1 && range.ordinal == mapping->ordinal);
+}
+
 static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
 {
     struct mapping *mapping = mapping_of(chore);
@@ -151,6 +160,7 @@ static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
                  : weft__chore_gpu(ep, ordinal);
     if (rc == 0 && !import->own)
         rc = map(ep, import, mapping);
+    mapping->reached = rc == 0 && is_reached(ops, mapping);
     if (rc)
         weft_log(WEFT_LOG_INFO, "conn", "memory of the peer's GPU is staged: %s",
                  weft_last_error());
@@ -308,6 +318,7 @@ struct pin {
     struct weft__chore chore;
     struct weft__reg *reg;
     struct weft__conn *conn; /* that waits for it; NULL: unpin */
+    void *dev;               /* its address for GPUs */
 };
 
 static struct pin *pin_of(struct weft__chore *chore)
@@ -319,8 +330,8 @@ static void pin_run(struct weft__endpoint *ep, struct weft__chore *chore)
 {
     const struct weft__reg *reg = pin_of(chore)->reg;
     struct weft_gpu *gpu = weft__gpu_any(ep);
-    void *dev;
-    chore->status = gpu ? gpu->backend->ops->host_map(gpu, reg->addr, reg->len, &dev)
+    chore->status = gpu ? gpu->backend->ops->host_map(gpu, reg->addr, reg->len,
+                                                      &pin_of(chore)->dev)
                         : WEFT_ENODEV;
     if (chore->status < 0)
         weft_log(WEFT_LOG_INFO, "memory", "memory of the host is not pinned: %s",
@@ -335,6 +346,7 @@ static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
     reg->pin = chore->status < 0    ? WEFT__PIN_NOT
                : chore->status == 0 ? WEFT__PIN_OURS
                                     : WEFT__PIN_OTHERS;
+    reg->pin_same = chore->status == 0 && pin->dev == reg->addr;
     free(pin);
     if (reg->shut)
         weft__ipc_unpin(reg);
@@ -384,7 +396,7 @@ static enum weft__ipc_way pinned(struct weft__conn *conn, struct weft__reg *reg)
         reg->pin = WEFT__PIN_NOT;
         return WEFT__IPC_NONE;
     }
-    *pin = (struct pin){{.run = pin_run, .done = pin_done}, reg, conn};
+    *pin = (struct pin){.chore = {.run = pin_run, .done = pin_done}, .reg = reg, .conn = conn};
     reg->pin = WEFT__PIN_WANTED;
     weft__reg_serve(reg);
     weft__stage_hold(conn);
@@ -401,7 +413,7 @@ void weft__ipc_unpin(struct weft__reg *reg)
         weft_log(WEFT_LOG_ERROR, "memory", "no memory to unpin %p: it stays pinned", reg->addr);
         return;
     }
-    *pin = (struct pin){{.run = unpin_run, .done = unpin_done}, reg, NULL};
+    *pin = (struct pin){.chore = {.run = unpin_run, .done = unpin_done}, .reg = reg};
     reg->undone++;
     weft__chore_push(reg->ep, &pin->chore);
 }
@@ -434,7 +446,8 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
     if (mapping->state == MAPPING_OPENING)
         return WEFT__IPC_WAIT;
     *mapped = (struct weft__mapped){
-        import, (uint8_t *)mapping->addr + (piece->raddr - import->addr), mapping->ordinal};
+        import, (uint8_t *)mapping->addr + (piece->raddr - import->addr), mapping->ordinal,
+        mapping->reached && (piece->gpu || (piece->reg && piece->reg->pin_same))};
     return piece->gpu ? WEFT__IPC_THERE : pinned(conn, piece->reg);
 }
 

@@ -41,6 +41,7 @@ struct weft__mapped {
     struct weft__import *import;
     uint8_t *addr;
     int ordinal;
+    bool reached; /* by kernels of that GPU, and so is this end's memory */
 };
 
 enum weft__ipc_way {

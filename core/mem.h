@@ -39,6 +39,7 @@ struct weft__reg {
     uint32_t serving; /* copies for peers that touch it */
     bool lasting;     /* of a mem: its key is good for more than one message */
     uint8_t pin;      /* enum weft__pin */
+    bool pin_same;    /* kernels of GPUs reach it, pinned by us, at its own address */
     struct weft_list exports; /* to peers that map it (ipc_serve.c) */
     bool shut;
     uint64_t key;

@@ -59,9 +59,10 @@ static void *default_extension(const char *name)
 }
 
 static int default_copy_start(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n,
-                              struct weft_gpu_job **job)
+                              uint32_t flags, struct weft_gpu_job **job)
 {
     int rc = 0;
+    (void)flags;
     *job = NULL;
     for (int i = 0; rc == 0 && i < n; i++)
         rc = gpu->backend->ops->copy(gpu, list[i].dst, list[i].src, list[i].len, NULL);

@@ -161,6 +161,7 @@ static void copy_begin(struct weft__lot *lot)
     lot->copy.ordinal = lot->parts[0].gpu - 1;
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
+    lot->copy.reached = lot->conn->stage.near->reached;
     lot->copy.done = copied;
     weft__copy_push(lot->conn->ep, &lot->copy);
 }
@@ -350,7 +351,8 @@ static struct path path_of(struct weft__conn *conn, const struct weft__op *op)
 static bool same_path(const struct path *a, const struct path *b)
 {
     return a->near == b->near && a->far == b->far && a->way == b->way && a->gpu == b->gpu &&
-           a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal;
+           a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal &&
+           a->mapped.reached == b->mapped.reached;
 }
 
 static uint64_t room_of(const struct weft__conn *conn, const struct path *path)
@@ -439,6 +441,7 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
     lot->copy.ordinal = path->mapped.ordinal;
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
+    lot->copy.reached = path->mapped.reached;
     lot->copy.done = copied;
     add_lot(op, lot);
     return true;

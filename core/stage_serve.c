@@ -158,6 +158,14 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
 
 /* u32 id, u8 is it a write, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie in the slot one behind the
  * other. */
+static bool is_reached(const struct serve *serve)
+{
+    for (size_t i = 1; i < serve->n; i++)
+        if (serve->regs[i]->ordinal != serve->regs[0]->ordinal)
+            return false; /* kernels reach their own GPU */
+    return serve->conn->stage.landing->reached;
+}
+
 int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
 {
     struct weft__stage *s = &conn->stage;
@@ -188,8 +196,11 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
         weft__reg_serve(serve->regs[i]);
     s->landing_used |= UINT64_C(1) << slot;
     weft__stage_hold(conn);
-    serve->copy = (struct weft__copy){
-        .ordinal = serve->regs[0]->ordinal, .list = serve->list, .n = n, .done = serve_done};
+    serve->copy = (struct weft__copy){.ordinal = serve->regs[0]->ordinal,
+                                      .list = serve->list,
+                                      .n = n,
+                                      .reached = is_reached(serve),
+                                      .done = serve_done};
     weft__copy_push(conn->ep, &serve->copy);
     return 0;
 }

@@ -79,6 +79,12 @@ enum { CUDA_HANDLE_DMABUF = 1 };
     XX(host_register, cuMemHostRegister_v2, (void *, size_t, unsigned))                           \
     XX(host_unregister, cuMemHostUnregister, (void *))                                            \
     XX(host_addr, cuMemHostGetDevicePointer_v2, (cuda_addr *, void *, unsigned))                  \
+    XX(module_load, cuModuleLoadData, (void **, const void *))                                    \
+    XX(module_unload, cuModuleUnload, (void *))                                                   \
+    XX(module_kernel, cuModuleGetFunction, (void **, void *, const char *))                       \
+    XX(launch, cuLaunchKernel,                                                                    \
+       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,             \
+        cuda_stream_t, void **, void **))                                                         \
     XX(ipc_get, cuIpcGetMemHandle, (struct cuda_ipc *, cuda_addr))                                \
     XX(ipc_open, cuIpcOpenMemHandle_v2, (cuda_addr *, struct cuda_ipc, unsigned))                 \
     XX(ipc_close, cuIpcCloseMemHandle, (cuda_addr))

@@ -9,6 +9,14 @@
 extern const struct weft_gpu_backend weft_gpu_cuda;
 extern const struct vendor cuda_vendor;
 
+/* Weft's kernels, where there was a compiler for them. */
+#ifdef WEFT_CUDA_KERNELS
+extern const unsigned char weft_cuda_kernels[];
+#define CUDA_IMAGE weft_cuda_kernels
+#else
+#define CUDA_IMAGE NULL
+#endif
+
 /* --- cuda_lib.c --- */
 
 /* Filled when the driver was found. */

@@ -163,6 +163,29 @@ static int ipc_close(uintptr_t base)
     return cuda_table.ipc_close(base);
 }
 
+static int module_load(void **module, const void *image)
+{
+    return cuda_table.module_load(module, image);
+}
+
+static int module_unload(void *module)
+{
+    return cuda_table.module_unload(module);
+}
+
+static int module_kernel(void **kernel, void *module, const char *name)
+{
+    return cuda_table.module_kernel(kernel, module, name);
+}
+
+static int launch(void *kernel, uint32_t blocks, uint32_t threads, uint32_t shared_bytes,
+                  void *stream, const void *args)
+{
+    void *parameters[] = {(void *)(uintptr_t)args}; /* which are copied */
+    return cuda_table.launch(kernel, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters,
+                             NULL);
+}
+
 const struct vendor cuda_vendor = {
     .backend = &weft_gpu_cuda,
     .text = text,
@@ -189,4 +212,9 @@ const struct vendor cuda_vendor = {
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,
     .ipc_close = ipc_close,
+    .image = CUDA_IMAGE,
+    .module_load = module_load,
+    .module_unload = module_unload,
+    .module_kernel = module_kernel,
+    .launch = launch,
 };

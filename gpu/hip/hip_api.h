@@ -74,6 +74,12 @@ static const struct hip_numbers hip_numbers_6 = {HIP6_HOST, HIP6_DEVICE, HIP6_IP
     XX(host_register, hipHostRegister, (void *, size_t, unsigned))                                \
     XX(host_unregister, hipHostUnregister, (void *))                                              \
     XX(host_addr, hipHostGetDevicePointer, (void **, void *, unsigned))                           \
+    XX(module_load, hipModuleLoadData, (void **, const void *))                                   \
+    XX(module_unload, hipModuleUnload, (void *))                                                  \
+    XX(module_kernel, hipModuleGetFunction, (void **, void *, const char *))                      \
+    XX(launch, hipModuleLaunchKernel,                                                             \
+       (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,     \
+        void **, void **))                                                                        \
     XX(ipc_get, hipIpcGetMemHandle, (struct hip_ipc *, void *))                                   \
     XX(ipc_open, hipIpcOpenMemHandle, (void **, struct hip_ipc, unsigned))                        \
     XX(ipc_close, hipIpcCloseMemHandle, (void *))

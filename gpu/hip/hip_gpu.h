@@ -10,6 +10,14 @@
 extern const struct weft_gpu_backend weft_gpu_hip;
 extern const struct vendor hip_vendor;
 
+/* Weft's kernels, where there was a compiler for them. */
+#ifdef WEFT_HIP_KERNELS
+extern const unsigned char weft_hip_kernels[];
+#define HIP_IMAGE weft_hip_kernels
+#else
+#define HIP_IMAGE NULL
+#endif
+
 /* --- hip_lib.c --- */
 
 /* Filled when the runtime was found. */

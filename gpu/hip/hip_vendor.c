@@ -162,6 +162,29 @@ static int ipc_close(uintptr_t base)
     return hip_told(hip_table.ipc_close((void *)base));
 }
 
+static int module_load(void **module, const void *image)
+{
+    return hip_told(hip_table.module_load(module, image));
+}
+
+static int module_unload(void *module)
+{
+    return hip_told(hip_table.module_unload(module));
+}
+
+static int module_kernel(void **kernel, void *module, const char *name)
+{
+    return hip_told(hip_table.module_kernel(kernel, module, name));
+}
+
+static int launch(void *kernel, uint32_t blocks, uint32_t threads, uint32_t shared_bytes,
+                  void *stream, const void *args)
+{
+    void *parameters[] = {(void *)(uintptr_t)args}; /* which are copied */
+    return hip_told(hip_table.launch(kernel, blocks, 1, 1, threads, 1, 1, shared_bytes,
+                                     stream_of(stream), parameters, NULL));
+}
+
 const struct vendor hip_vendor = {
     .backend = &weft_gpu_hip,
     .text = text,
@@ -188,4 +211,9 @@ const struct vendor hip_vendor = {
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,
     .ipc_close = ipc_close,
+    .image = HIP_IMAGE,
+    .module_load = module_load,
+    .module_unload = module_unload,
+    .module_kernel = module_kernel,
+    .launch = launch,
 };

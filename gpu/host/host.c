@@ -3,7 +3,7 @@
  * The GPU backend of machines without a GPU: one device whose memory is process memory. It knows
  * its own allocations, as a vendor's driver does, so that everything above it runs the same way.
  */
-#include "weft/gpu.h"
+#include "host_kernels.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -33,7 +33,6 @@ static weft_gpu_alloc_fn host_alloc;
 static weft_gpu_free_fn host_free;
 static weft_gpu_query_fn host_query;
 static weft_gpu_copy_fn host_copy;
-static weft_gpu_launch_fn host_launch;
 static weft_gpu_host_map_fn host_map;
 static weft_gpu_host_unmap_fn host_unmap;
 
@@ -139,12 +138,6 @@ static int host_copy(struct weft_gpu *gpu, void *dst, const void *src, uint64_t 
     if (len)
         memmove(dst, src, len);
     return 0;
-}
-
-static int host_launch(struct weft_gpu *gpu, const struct weft_gpu_launch *launch)
-{
-    (void)gpu;
-    return weft_fail(WEFT_EUNSUPPORTED, "gpu host: has no kernel named %s", launch->kernel);
 }
 
 static int host_map(struct weft_gpu *gpu, void *host, uint64_t len, void **dev)

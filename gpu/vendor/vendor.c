@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts, and what went wrong. */
-#include "vendor.h"
+#include "vendor_kernel.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -54,6 +54,7 @@ void vendor_leave(const struct vendor_gpu *gpu)
 static void unmake(struct vendor_gpu *gpu)
 {
     vendor_copy_end(gpu);
+    vendor_kernels_unload(gpu);
     for (int i = 0; i < VENDOR_WAYS; i++)
         if (gpu->ways[i].stream)
             gpu->vendor->stream_destroy(gpu->ways[i].stream);
@@ -75,6 +76,8 @@ static int make(struct vendor_gpu *gpu)
             result = vendor->stream_create(&gpu->ways[i].stream);
         if (result)
             unmake(gpu);
+        else
+            vendor_kernels_load(gpu);
         vendor_leave(gpu);
         rc = result ? vendor_fail(vendor, result, "cannot make a stream") : 0;
     }
@@ -117,10 +120,4 @@ void vendor_close(struct weft_gpu *base)
     gpu->vendor->detach(gpu);
     pthread_mutex_destroy(&gpu->lock);
     free(gpu);
-}
-
-int vendor_launch(struct weft_gpu *gpu, const struct weft_gpu_launch *what)
-{
-    return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: has no kernel named %s", gpu->backend->name,
-                     what->kernel);
 }

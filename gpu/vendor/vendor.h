@@ -54,7 +54,17 @@ struct vendor {
     int (*ipc_get)(void *handle, uintptr_t base);
     int (*ipc_open)(uintptr_t *base, const void *handle);
     int (*ipc_close)(uintptr_t base);
+
+    /* Weft's kernels, compiled; NULL: there was no compiler. args: one struct, by value to the kernel. */
+    const void *image;
+    int (*module_load)(void **module, const void *image);
+    int (*module_unload)(void *module);
+    int (*module_kernel)(void **kernel, void *module, const char *name);
+    int (*launch)(void *kernel, uint32_t blocks, uint32_t threads, uint32_t shared_bytes,
+                  void *stream, const void *args);
 };
+
+enum { VENDOR_COPY, VENDOR_KERNELS };
 
 /* Streams for copies that are not waited for: as many as the engines that copy one way or the other. */
 #define VENDOR_WAYS 4
@@ -79,8 +89,9 @@ struct vendor_way {
 struct vendor_gpu {
     struct weft_gpu base;
     const struct vendor *vendor;
-    int device;           /* the library's number or handle of it: attach's */
-    void *ctx;            /* the same */
+    int device;                             /* the library's number or handle of it: attach's */
+    void *ctx;                              /* the same */
+    void *module, *kernels[VENDOR_KERNELS]; /* NULL: the device has none */
     void *stream;         /* of copies that nobody named a stream for, and that are waited for */
     pthread_mutex_t lock; /* of what follows */
     struct vendor_way ways[VENDOR_WAYS];

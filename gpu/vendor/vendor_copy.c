@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies. The library finds out itself where each address lives (unified addressing). */
-#include "vendor.h"
+#include "vendor_kernel.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -76,14 +76,17 @@ void vendor_copy_end(struct vendor_gpu *gpu)
 
 /* On a way, whose lock is held: nothing comes between the copies and their event. */
 static int start(struct vendor_gpu *gpu, struct vendor_way *way, const struct weft_gpu_copy *list,
-                 int n, struct weft_gpu_job *job)
+                 int n, uint32_t flags, struct weft_gpu_job *job)
 {
     const struct vendor *vendor = gpu->vendor;
     int result = 0;
-    for (int i = 0; i < n && result == 0; i++)
-        if (list[i].len)
-            result = vendor->copy((uintptr_t)list[i].dst, (uintptr_t)list[i].src, list[i].len,
-                                  way->stream);
+    if (vendor_kernel_fits(gpu, list, n, flags))
+        result = vendor_kernel_copy(gpu, list, n, way->stream);
+    else
+        for (int i = 0; i < n && result == 0; i++)
+            if (list[i].len)
+                result = vendor->copy((uintptr_t)list[i].dst, (uintptr_t)list[i].src, list[i].len,
+                                      way->stream);
     if (result == 0)
         result = vendor->event_record(job->event, way->stream);
     if (result) {
@@ -101,7 +104,7 @@ static int start(struct vendor_gpu *gpu, struct vendor_way *way, const struct we
 }
 
 int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,
-                      struct weft_gpu_job **out)
+                      uint32_t flags, struct weft_gpu_job **out)
 {
     struct vendor_gpu *gpu = vendor_of(base);
     struct weft_gpu_job *job;
@@ -112,7 +115,7 @@ int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, i
     if (rc == 0) {
         pthread_mutex_lock(&gpu->lock);
         job->way = (int)(gpu->way++ % VENDOR_WAYS);
-        rc = start(gpu, &gpu->ways[job->way], list, n, job);
+        rc = start(gpu, &gpu->ways[job->way], list, n, flags, job);
         pthread_mutex_unlock(&gpu->lock);
         if (rc)
             put(gpu, job);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The promises of weft/gpu.h about memory, on the GPU backend that WEFT_TEST_GPU names: every
- * device, alloc, free, query, copy, host_map, launch of what does not exist, and the errors.
+ * device, alloc, free, query, copy, host_map, and the errors.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -212,10 +212,10 @@ static void copies_that_are_not_waited_for(void **state)
         to[i] = (struct weft_gpu_copy){a + (N - 1 - i) * STEP, out + i * STEP, (uint64_t)i};
         from[i] = (struct weft_gpu_copy){back + i * STEP, a + (N - 1 - i) * STEP, (uint64_t)i};
     }
-    assert_int_equal(ops->copy_start(gpu, to, N, &job), 0);
+    assert_int_equal(ops->copy_start(gpu, to, N, 0, &job), 0);
     memset(to, 0xff, sizeof to); /* it is the caller's */
     assert_int_equal(finish(job), 1);
-    assert_int_equal(ops->copy_start(gpu, from, N, &job), 0);
+    assert_int_equal(ops->copy_start(gpu, from, N, 0, &job), 0);
     assert_int_equal(finish(job), 1);
     for (int i = 0; i < N; i++) {
         assert_memory_equal(back + i * STEP, out + i * STEP, i);
@@ -240,7 +240,7 @@ static void many_copies_under_way(void **state)
             struct weft_gpu_copy one = {a + i * LONG, out + i * LONG, LONG};
             if (turn)
                 one = (struct weft_gpu_copy){back + i * LONG, a + i * LONG, LONG};
-            assert_int_equal(ops->copy_start(gpu, &one, 1, &jobs[i]), 0);
+            assert_int_equal(ops->copy_start(gpu, &one, 1, 0, &jobs[i]), 0);
         }
         for (int i = N - 1; i >= 0; i--)
             assert_int_equal(finish(jobs[i]), 1);
@@ -265,14 +265,6 @@ static void host_map_gives_the_device_an_address(void **state)
     assert_true(ops->host_map(gpu, NULL, 4096, &dev) < 0);
     assert_true(ops->host_map(gpu, host, 0, &dev) < 0);
     free(host);
-}
-
-static void launch_of_an_unknown_kernel_is_unsupported(void **state)
-{
-    (void)state;
-    const struct weft_gpu_launch launch = {.kernel = "no such kernel", .blocks = 1, .threads = 1};
-    assert_int_equal(ops->launch(gpu, &launch), WEFT_EUNSUPPORTED);
-    assert_non_null(strstr(weft_last_error(), "no such kernel"));
 }
 
 /* Returns NULL, or the round's step that failed, as a string: cmocka asserts in one thread only. */
@@ -335,7 +327,6 @@ int main(void)
         TEST(copies_that_are_not_waited_for),
         TEST(many_copies_under_way),
         TEST(host_map_gives_the_device_an_address),
-        TEST(launch_of_an_unknown_kernel_is_unsupported),
         TEST(many_threads_share_a_context),
     };
     return cmocka_run_group_tests_name(backend->name, tests, NULL, NULL);

@@ -180,8 +180,9 @@ static void stub_ipc_close(struct weft_gpu *on, void *addr)
 }
 
 static int stub_copy_start(struct weft_gpu *on, const struct weft_gpu_copy *list, int n,
-                           struct weft_gpu_job **job)
+                           uint32_t flags, struct weft_gpu_job **job)
 {
+    (void)flags;
     FUZZ_CHECK(on == &gpu && n > 0);
     if (stub_gpu_script.start_fails)
         return weft_fail(-EIO, "the stub starts nothing");

@@ -78,7 +78,7 @@ static void the_threads_last_error_is_its_own(void **state)
     assert_int_equal(hipGetLastError(), VENDOR_OK);
     WEFT_OK(OPS->alloc(gpu, LEN, &addr));
     const struct weft_gpu_copy one = {addr, bytes, LEN};
-    WEFT_OK(OPS->copy_start(gpu, &one, 1, &job));
+    WEFT_OK(OPS->copy_start(gpu, &one, 1, 0, &job));
     while (OPS->copy_done(gpu, job) == 0) /* not done yet is an error to the runtime */
         assert_int_equal(hipGetLastError(), VENDOR_OK);
     OPS->free(gpu, addr);

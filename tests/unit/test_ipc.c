@@ -13,6 +13,7 @@
 
 int cuInit(unsigned flags);
 int fake_cuda_pinned(void);
+int fake_cuda_launches(void);
 
 static uint64_t mapped(const struct duo *d)
 {
@@ -100,8 +101,12 @@ static void many_regions(void **state)
                           .nlocal = N,
                           .remote = remote,
                           .nremote = N};
-    for (int round = 0; round < 3; round++)
+    for (int round = 0; round < 3; round++) {
+        int launches = fake_cuda_launches();
         assert_int_equal(weft_transfer(d->conn, &x, T, NULL), total);
+        /* a kernel reaches what is mapped, and not another GPU of this process */
+        assert_in_range(fake_cuda_launches() - launches, d->peer.pid ? REGS : 0, 2 * REGS);
+    }
     assert_int_equal(mapped(d) - before, 3 * total);
     for (size_t i = 0; i < N; i++) {
         duo_check(d, far[i / 100], i * STEP, local[i].len, i % REGS);

@@ -19,6 +19,7 @@
 
 int cuInit(unsigned flags);
 int fake_cuda_pinned(void);
+int fake_cuda_launches(void);
 
 /* The driver reads its settings whenever it is started. */
 static void driver(const char *settings)
@@ -164,6 +165,42 @@ static void all_kinds_in_one_operation(void **state)
         test_mem_close(&near[i]);
         test_mem_close(&far[i]);
     }
+}
+
+/* Many to one GPU, which a kernel of it copies, and to two in turns, of which a kernel reaches one. */
+static void short_pieces_to_two_gpus(void **state)
+{
+    (void)state;
+    enum { N = 90, STEP = 1000 };
+    struct two t;
+    two_open(&t, "devices=2", 0, 0);
+    struct test_mem other;
+    struct weft_remote remotes[2] = {t.remote}, remote[N];
+    struct weft_local local[N];
+    test_mem_open_on(&other, LEN, 0, 1);
+    WEFT_OK(weft_mem_advertise(reg(t.b, other.at, LEN), other.at, LEN, &remotes[1]));
+    for (size_t i = 0; i < N; i++) {
+        local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
+        WEFT_OK(weft_remote_slice(&remotes[i < N / 2 ? 0 : i % 2], i * STEP, STEP, &remote[i]));
+    }
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = local,
+                          .nlocal = N,
+                          .remote = remote,
+                          .nremote = N};
+    int before = fake_cuda_launches();
+    assert_int_equal(weft_transfer(t.conn, &x, T, NULL), N * STEP);
+    assert_true(fake_cuda_launches() > before);
+    for (size_t i = 0; i < N; i++)
+        assert_true(test_differs((i < N / 2 || i % 2 == 0 ? t.far.at : other.at) + i * STEP, STEP,
+                                 1, i * STEP) < 0);
+    test_zero(t.near.at, N * STEP);
+    x.op = WEFT_XFER_READ;
+    assert_int_equal(weft_transfer(t.conn, &x, T, NULL), N * STEP);
+    assert_true(test_differs(t.near.at, LEN, 1, 0) < 0);
+    two_close(&t);
+    test_mem_close(&other);
 }
 
 /* What core reads and writes with a processor of its own. */
@@ -569,6 +606,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(to_and_from_a_side_without_gpus),
         cmocka_unit_test(all_kinds_in_one_operation),
+        cmocka_unit_test(short_pieces_to_two_gpus),
         cmocka_unit_test(what_has_to_be_the_hosts),
         cmocka_unit_test(no_memory_to_pin),
         cmocka_unit_test(a_device_that_is_lost),

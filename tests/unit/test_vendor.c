@@ -13,6 +13,7 @@
 
 extern const struct weft_gpu_backend weft_gpu_cuda, weft_gpu_hip;
 int cuInit(unsigned flags);
+int fake_cuda_launches(void);
 
 static const struct subject {
     const struct weft_gpu_backend *backend;
@@ -138,15 +139,56 @@ static void a_device_that_is_lost_during_a_copy(void **state)
     struct weft_gpu_job *job = NULL;
     WEFT_OK(OPS->alloc(gpu, sizeof bytes, &addr));
     const struct weft_gpu_copy list[] = {{addr, bytes, 32}, {(char *)addr + 40, bytes, 64}};
-    WEFT_FAILS(-EINVAL, OPS->copy_start(gpu, list, 2, &job)); /* the second does not fit */
+    WEFT_FAILS(-EINVAL, OPS->copy_start(gpu, list, 2, 0, &job)); /* the second does not fit */
     assert_null(job);
-    WEFT_OK(OPS->copy_start(gpu, list, 1, &job));
+    WEFT_OK(OPS->copy_start(gpu, list, 1, 0, &job));
     assert_int_equal(OPS->copy_done(gpu, job), 0);
     setenv("FAKE_CUDA", "lost=1,delay=1", 1);
     assert_int_equal(cuInit(0), 0);
     WEFT_FAILS(-EIO, OPS->copy_done(gpu, job));
     CHECK(strstr(weft_last_error(), "launch failure"), "'%s'", weft_last_error());
     OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
+/* `n` copies of `len` bytes each; how many launches that took. */
+static int launches_of(struct weft_gpu *gpu, int n, uint64_t len, uint32_t flags)
+{
+    struct weft_gpu_copy list[300];
+    struct weft_gpu_job *job = NULL;
+    uint8_t *from, *to;
+    int before = fake_cuda_launches();
+    char *bytes = malloc((size_t)n * len), *back = malloc((size_t)n * len);
+    WEFT_OK(OPS->alloc(gpu, (uint64_t)n * len, (void **)&from));
+    WEFT_OK(OPS->alloc(gpu, (uint64_t)n * len, (void **)&to));
+    test_fill(bytes, (size_t)n * len, 1, 0);
+    WEFT_OK(OPS->copy(gpu, from, bytes, (uint64_t)n * len, NULL));
+    for (uint64_t i = 0; i < (uint64_t)n; i++)
+        list[i] = (struct weft_gpu_copy){to + i * len, from + i * len, len};
+    WEFT_OK(OPS->copy_start(gpu, list, n, flags, &job));
+    while (OPS->copy_done(gpu, job) == 0)
+        ;
+    WEFT_OK(OPS->copy(gpu, back, to, (uint64_t)n * len, NULL));
+    assert_memory_equal(back, bytes, (size_t)n * len);
+    OPS->free(gpu, from);
+    OPS->free(gpu, to);
+    free(bytes);
+    free(back);
+    return fake_cuda_launches() - before;
+}
+
+static void what_is_many_and_short_is_one_launch(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("lost=0");
+    assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 1);
+    assert_int_equal(launches_of(gpu, 300, 1000, WEFT_GPU_REACHED), 3);
+    assert_int_equal(launches_of(gpu, 128, 1000, 0), 0); /* it may be where kernels fault */
+    assert_int_equal(launches_of(gpu, 2, 1000, WEFT_GPU_REACHED), 0);
+    assert_int_equal(launches_of(gpu, 8, 1 << 20, WEFT_GPU_REACHED), 0);
+    OPS->close(gpu);
+    gpu = open_with("kernels=0"); /* none for this device */
+    assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 0);
     OPS->close(gpu);
 }
 
@@ -214,6 +256,7 @@ int main(void)
         cmocka_unit_test(no_room),
         cmocka_unit_test(a_device_that_is_lost),
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
+        cmocka_unit_test(what_is_many_and_short_is_one_launch),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),
         cmocka_unit_test(the_driver_stays),

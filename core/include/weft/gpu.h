@@ -88,6 +88,9 @@ typedef int weft_gpu_copy_fn(struct weft_gpu *gpu, void *dst, const void *src, u
 /*
  * copy_start (optional): begin copies, in any order and at once, and do not wait. Host memory that is not
  * mapped (host_map) may be read before it returns.
+ * flags: WEFT_GPU_REACHED, the device's own kernels reach all of it at these addresses: its own memory, what ipc_open of
+ *        this context has mapped, and host memory whose host_map of any context gave the same address. A backend may copy
+ *        with one kernel what is many and short.
  * Owns:    the list is the caller's when it returns; the memory is the backend's until copy_done says so.
  * Returns: 0 and *job, NULL if all is done; or a code, with nothing under way.
  * Default: copies as `copy` without a stream does.
@@ -98,8 +101,9 @@ struct weft_gpu_copy {
     uint64_t len;
 };
 struct weft_gpu_job; /* the backend's */
+enum { WEFT_GPU_REACHED = 1 };
 typedef int weft_gpu_copy_start_fn(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n,
-                                   struct weft_gpu_job **job);
+                                   uint32_t flags, struct weft_gpu_job **job);
 /* copy_done (with copy_start): 1: all bytes are there; 0: not yet; or a code: the device failed and touches
  * the memory no more. The job is gone unless it is 0. Does not wait. */
 typedef int weft_gpu_copy_done_fn(struct weft_gpu *gpu, struct weft_gpu_job *job);
@@ -112,8 +116,9 @@ typedef int weft_gpu_copy_done_fn(struct weft_gpu *gpu, struct weft_gpu_job *job
 typedef int weft_gpu_stream_gpu_fn(void *stream, int *ordinal);
 typedef int weft_gpu_mark_fn(struct weft_gpu *gpu, void *stream, struct weft_gpu_job **job);
 
-/* launch: run a kernel of the built-in module by name, args as one plain struct.
- * WEFT_EUNSUPPORTED if the backend has no kernel of that name. */
+/* launch: run a kernel of the built-in module by name, args as one plain struct (gpu/kernels). Done on return if stream is
+ * NULL, else queued there. WEFT_EUNSUPPORTED if the backend has no kernel of that name, -EINVAL if its struct has
+ * another length. */
 struct weft_gpu_launch {
     const char *kernel;
     const void *args;

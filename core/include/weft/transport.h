@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 7
+#define WEFT_ABI 8
 
 struct weft_transport;
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "gpu/cuda/cuda_api.h"
+#include "gpu/kernels/copy.h"
 #include "gpu/vendor/vendor_result.h"
 
 #define ALIGN 512 /* as the driver's */
@@ -26,7 +27,7 @@ CUDA_FUNCTIONS(DECLARE)
 #pragma GCC visibility pop
 
 /* What the driver says, by numbers that cuda_api.h has no need of. */
-enum { NO_CONTEXT = 201, NOT_REGISTERED = 713, LOST = 719 };
+enum { NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, NOT_REGISTERED = 713, LOST = 719 };
 
 struct alloc {
     uint8_t *addr, *bytes; /* of the device; where the bytes are. NULL: a free place */
@@ -35,7 +36,7 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc;
+    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels;
     size_t memory;
     const struct settings *older;
 };
@@ -45,6 +46,7 @@ static const struct settings preset = {.devices = 1,
                                        .pins = 64,
                                        .peers = 2,
                                        .ipc = 2,
+                                       .kernels = 1,
                                        .memory = (size_t)1 << 30};
 /* Read at any time, also while the driver is started again. */
 static _Atomic(const struct settings *) set = &preset;
@@ -53,7 +55,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(int) started; /* by this process */
 static struct alloc allocs[MOST];
 static size_t used;
-static unsigned copies;
+static unsigned copies, launches;
+static bool faulted; /* a kernel has touched what its device does not reach: nothing goes on */
 static int retained[8];
 static struct pin {
     uint8_t *host; /* NULL: a free place */
@@ -84,6 +87,8 @@ static void read_settings(void)
             now.peers = (unsigned)value;
         else if (!strncmp(item, "ipc=", 4))
             now.ipc = (unsigned)value;
+        else if (!strncmp(item, "kernels=", 8))
+            now.kernels = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -416,7 +421,7 @@ int cuCtxGetDevice(int *device)
 
 static bool lost(void)
 {
-    return set->lost_after && copies >= set->lost_after;
+    return faulted || (set->lost_after && copies >= set->lost_after);
 }
 
 int cuStreamCreate(cuda_stream_t *out, unsigned flags)
@@ -595,6 +600,85 @@ int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
     (void)flags;
     *addr = (uintptr_t)host;
     return VENDOR_OK;
+}
+
+/* --- kernels: what weft_copy would do is queued as copies ------------------------------------------------- */
+
+static int the_module, the_kernel;
+
+int cuModuleLoadData(void **module, const void *image)
+{
+    *module = &the_module;
+    return device_of() < 0 ? NO_CONTEXT : image && set->kernels ? VENDOR_OK : NO_BINARY;
+}
+
+int cuModuleUnload(void *module)
+{
+    return module == &the_module ? VENDOR_OK : VENDOR_EINVAL;
+}
+
+int cuModuleGetFunction(void **kernel, void *module, const char *name)
+{
+    *kernel = &the_kernel;
+    return module == &the_module && strcmp(name, WEFT_COPY_KERNEL) == 0 ? VENDOR_OK : NOT_FOUND;
+}
+
+/* By kernels of this device: its own memory, what was mapped in its context, pinned memory of the host. With the lock held. */
+static bool is_reached(cuda_addr addr, size_t len, int device)
+{
+    const struct alloc *alloc = alloc_of(addr);
+    if (alloc)
+        return len <= alloc->len - (addr - (uintptr_t)alloc->addr) &&
+               alloc->device ==
+                   device; /* that of the context in which it was mapped, if it is another process's */
+    const uint8_t *host = (const uint8_t *)(uintptr_t)addr;
+    const struct pin *pin = pin_of(host, len);
+    return pin && pin->host <= host && host + len <= pin->host + pin->len;
+}
+
+/* With the lock held. */
+static int queue_copies(const struct weft_copy_args *args, cuda_stream_t stream, int device)
+{
+    uint32_t chunk = 0;
+    int rc = VENDOR_OK;
+    for (uint32_t i = 0; i < args->n && rc == VENDOR_OK; i++) {
+        uint64_t len = args->range[i].len;
+        faulted |= args->chunk[i] != chunk || !len ||
+                   !is_reached(args->range[i].dst, len, device) ||
+                   !is_reached(args->range[i].src, len, device);
+        if (faulted)
+            return VENDOR_OK; /* which is heard of later */
+        chunk += (uint32_t)((len + WEFT_COPY_CHUNK - 1) / WEFT_COPY_CHUNK);
+        rc = queue(stream, (struct queued){
+                               .dst = args->range[i].dst, .src = args->range[i].src, .len = len});
+    }
+    faulted |= chunk != args->chunks;
+    return rc;
+}
+
+int cuLaunchKernel(void *kernel, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty,
+                   unsigned tz, unsigned shared, cuda_stream_t stream, void **args, void **extra)
+{
+    if (kernel != &the_kernel || !bx || by != 1 || bz != 1 || !tx || tx % 32 || tx > 1024 ||
+        ty != 1 || tz != 1 || shared || extra)
+        return VENDOR_EINVAL;
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    launches++;
+    int rc = queue_copies(args[0], stream, device_of());
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+__attribute__((visibility("default"))) int fake_cuda_launches(void);
+
+int fake_cuda_launches(void)
+{
+    pthread_mutex_lock(&lock);
+    int n = (int)launches;
+    pthread_mutex_unlock(&lock);
+    return n;
 }
 
 /* --- other processes -------------------------------------------------------------------------------------- */

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels' words, for nvcc. docs/gpu.md says what each means. */
+#ifndef WEFTD_H
+#define WEFTD_H
+
+#include <stdint.h>
+
+#define WEFTD_KERNEL(name, type) extern "C" __global__ void name(const __grid_constant__ type args)
+#define WEFTD_FUNCTION static __device__ __forceinline__
+#define WEFTD_UNROLL _Pragma("unroll")
+
+typedef uint4 weftd_vec16;
+
+WEFTD_FUNCTION uint32_t weftd_lanes(void)
+{
+    return 32;
+}
+
+WEFTD_FUNCTION uint32_t weftd_lane(void)
+{
+    return threadIdx.x % 32;
+}
+
+WEFTD_FUNCTION uint32_t weftd_wave(void)
+{
+    return (blockIdx.x * blockDim.x + threadIdx.x) / 32;
+}
+
+WEFTD_FUNCTION uint32_t weftd_waves(void)
+{
+    return gridDim.x * blockDim.x / 32;
+}
+
+#endif

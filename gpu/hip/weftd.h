@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels' words, for hipcc and clang: GPUs whose waves have 64 lanes (CDNA). docs/gpu.md says what each means. */
+#ifndef WEFTD_H
+#define WEFTD_H
+
+#include <hip/hip_runtime.h>
+#include <stdint.h>
+
+#define WEFTD_KERNEL(name, type) extern "C" __global__ void name(const type args)
+#define WEFTD_FUNCTION static __device__ __forceinline__
+#define WEFTD_UNROLL _Pragma("unroll")
+
+typedef uint4 weftd_vec16;
+
+#if defined(__HIP_DEVICE_COMPILE__) && __AMDGCN_WAVEFRONT_SIZE != 64
+#error "waves of 32 lanes (RDNA) are not supported"
+#endif
+
+WEFTD_FUNCTION uint32_t weftd_lanes(void)
+{
+    return 64;
+}
+
+WEFTD_FUNCTION uint32_t weftd_lane(void)
+{
+    return threadIdx.x % 64;
+}
+
+WEFTD_FUNCTION uint32_t weftd_wave(void)
+{
+    return (blockIdx.x * blockDim.x + threadIdx.x) / 64;
+}
+
+WEFTD_FUNCTION uint32_t weftd_waves(void)
+{
+    return gridDim.x * blockDim.x / 64;
+}
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Weft's kernels, which were compiled for the vendor's GPUs when it was built, if there was a compiler. */
+#include "vendor_kernel.h"
+
+#include <errno.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t args_len;
+} kernels[VENDOR_KERNELS] = {[VENDOR_COPY] = {WEFT_COPY_KERNEL, sizeof(struct weft_copy_args)}};
+
+/* All or none. A program with a kernel of its own that does not end could not load more later: so it is done at once. */
+void vendor_kernels_load(struct vendor_gpu *gpu)
+{
+    const struct vendor *vendor = gpu->vendor;
+    void *found[VENDOR_KERNELS];
+    if (!vendor->image)
+        return;
+    int result = vendor->module_load(&gpu->module, vendor->image);
+    for (int i = 0; i < VENDOR_KERNELS && result == 0; i++)
+        result = vendor->module_kernel(&found[i], gpu->module, kernels[i].name);
+    if (result == 0) {
+        memcpy(gpu->kernels, found, sizeof found);
+        return;
+    }
+    vendor_fail(vendor, result, "Weft's kernels are not for this device");
+    weft_log(WEFT_LOG_INFO, "gpu", "%s", weft_last_error());
+}
+
+void vendor_kernels_unload(struct vendor_gpu *gpu)
+{
+    if (gpu->module)
+        gpu->vendor->module_unload(gpu->module);
+}
+
+int vendor_launch(struct weft_gpu *base, const struct weft_gpu_launch *what)
+{
+    struct vendor_gpu *gpu = vendor_of(base);
+    const struct vendor *vendor = gpu->vendor;
+    const char *name = base->backend->name;
+    void *stream = what->stream ? what->stream : gpu->stream;
+    int k = 0;
+    while (k < VENDOR_KERNELS && strcmp(kernels[k].name, what->kernel) != 0)
+        k++;
+    if (k == VENDOR_KERNELS)
+        return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: has no kernel named %s", name, what->kernel);
+    if (!gpu->kernels[k])
+        return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: kernel %s: %s", name, what->kernel,
+                         vendor->image ? "not for this device"
+                                       : "built without the vendor's compiler");
+    if (what->args_len != kernels[k].args_len)
+        return weft_fail(-EINVAL, "gpu %s: %s takes %zu bytes of arguments, not %zu", name,
+                         what->kernel, kernels[k].args_len, what->args_len);
+    int rc = vendor_enter(gpu);
+    if (rc)
+        return rc;
+    int result = vendor->launch(gpu->kernels[k], what->blocks, what->threads, what->shared_bytes,
+                                stream, what->args);
+    if (result == 0 && !what->stream)
+        result = vendor->stream_wait(stream);
+    vendor_leave(gpu);
+    return result ? vendor_fail(vendor, result, "cannot run a kernel") : 0;
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------- */
+
+/* To the arguments, from the list; returns how many of it were taken. */
+static int fill(struct weft_copy_args *args, const struct weft_gpu_copy *list, int n)
+{
+    int i = 0;
+    args->n = args->chunks = 0;
+    for (; i < n && args->n < WEFT_COPY_MOST; i++) {
+        uint64_t chunks = (list[i].len + WEFT_COPY_CHUNK - 1) / WEFT_COPY_CHUNK;
+        if (chunks == 0)
+            continue;
+        args->range[args->n].dst = (uintptr_t)list[i].dst;
+        args->range[args->n].src = (uintptr_t)list[i].src;
+        args->range[args->n].len = list[i].len;
+        args->chunk[args->n++] = args->chunks;
+        args->chunks += (uint32_t)chunks;
+    }
+    return i;
+}
+
+bool vendor_kernel_fits(const struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,
+                        uint32_t flags)
+{
+    uint64_t total = 0;
+    if (!gpu->kernels[VENDOR_COPY] || !(flags & WEFT_GPU_REACHED) || n < VENDOR_KERNEL_LEAST)
+        return false;
+    for (int i = 0; i < n; i++)
+        total += list[i].len;
+    return total / (uint64_t)n <= VENDOR_KERNEL_LONGEST;
+}
+
+int vendor_kernel_copy(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,
+                       void *stream)
+{
+    const uint32_t waves = WEFT_COPY_THREADS / 32;
+    struct weft_copy_args args;
+    for (int at = 0, result = 0; at < n;) {
+        at += fill(&args, list + at, n - at);
+        uint32_t blocks = (args.chunks + waves - 1) / waves;
+        if (blocks == 0)
+            continue;
+        result = gpu->vendor->launch(gpu->kernels[VENDOR_COPY],
+                                     blocks < VENDOR_KERNEL_BLOCKS ? blocks : VENDOR_KERNEL_BLOCKS,
+                                     WEFT_COPY_THREADS, 0, stream, &args);
+        if (result)
+            return result;
+    }
+    return 0;
+}
