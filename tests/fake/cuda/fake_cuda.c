@@ -23,6 +23,7 @@
 #pragma GCC visibility push(default)
 #define DECLARE(member, symbol, parameters) int symbol parameters;
 CUDA_FUNCTIONS(DECLARE)
+int cuMemGetInfo_v2(size_t *bytes, size_t *total); /* which tests ask for */
 #undef DECLARE
 #pragma GCC visibility pop
 
@@ -290,6 +291,16 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
     }
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+/* What this process has of them. */
+int cuMemGetInfo_v2(size_t *bytes, size_t *total)
+{
+    pthread_mutex_lock(&lock);
+    *total = set->memory;
+    *bytes = set->memory - used;
+    pthread_mutex_unlock(&lock);
+    return device_of() < 0 ? NO_CONTEXT : VENDOR_OK;
 }
 
 int cuMemFree_v2(cuda_addr addr)

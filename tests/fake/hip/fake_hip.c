@@ -354,30 +354,10 @@ int hipHostGetDevicePointer(void **addr, void *host, unsigned flags)
 
 /* --- kernels ---------------------------------------------------------------------------------------------- */
 
-/* NVIDIA's driver takes no kernel of AMD's: another one may be named that does the same. */
-static void *read_image(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    const size_t most = (size_t)16 << 20;
-    void *bytes = file ? calloc(1, most) : NULL;
-    if (bytes && fread(bytes, 1, most, file) == 0) {
-        free(bytes);
-        bytes = NULL;
-    }
-    if (file)
-        fclose(file);
-    return bytes;
-}
-
+/* Compiled by the hipcc beside this, or for the double. */
 int hipModuleLoadData(void **module, const void *image)
 {
-    const char *path = getenv("FAKE_HIP_KERNELS");
-    void *other = path ? read_image(path) : NULL;
-    int result = path && !other ? VENDOR_EINVAL : enter();
-    if (result == VENDOR_OK)
-        result = leave(cuda.module_load(module, other ? other : image));
-    free(other);
-    return say(result);
+    DO(cuda.module_load(module, image));
 }
 
 int hipModuleUnload(void *module)
