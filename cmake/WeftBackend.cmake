@@ -6,7 +6,7 @@
 #
 # DECORATOR: it wraps other backends; the contract suite has no runs of it alone.
 # Without HEADERS_FOUND the backend needs nothing and is always built. With it, the variable says
-# whether the vendor's headers are there; then -DTRANSPORT / -DGPU decide: auto builds it if they
+# whether the vendor's headers are there, and, of find_path, where; then -DTRANSPORT / -DGPU decide: auto builds it if they
 # are, a list that names it fails if they are not, a list that does not name it leaves it out. OPTIONAL: it needs no headers,
 # and a list that does not name it leaves it out.
 #
@@ -72,6 +72,9 @@ function(weft_add_backend kind name)
     endif()
     string(TOLOWER weft_${kind}_${name} target)
     weft_add_objects(${target} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
+    if(arg_HEADERS_FOUND AND IS_DIRECTORY "${${arg_HEADERS_FOUND}}")
+        target_include_directories(${target} SYSTEM PRIVATE ${${arg_HEADERS_FOUND}})
+    endif()
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_BUILT ${name})
     if(NOT arg_DECORATOR)
         set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_TESTED ${name})
