@@ -5,7 +5,8 @@
 
 #include <stdint.h>
 
-#define WEFTD_KERNEL(name, type) extern "C" __global__ void name(const __grid_constant__ type args)
+#define WEFTD_KERNEL(name, type, most)                                                            \
+    extern "C" __global__ void __launch_bounds__(most) name(const __grid_constant__ type args)
 #define WEFTD_FUNCTION static __device__ __forceinline__
 #define WEFTD_UNROLL _Pragma("unroll")
 

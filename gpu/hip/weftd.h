@@ -6,7 +6,8 @@
 #include <hip/hip_runtime.h>
 #include <stdint.h>
 
-#define WEFTD_KERNEL(name, type) extern "C" __global__ void name(const type args)
+#define WEFTD_KERNEL(name, type, most)                                                            \
+    extern "C" __global__ void __launch_bounds__(most) name(const type args)
 #define WEFTD_FUNCTION static __device__ __forceinline__
 #define WEFTD_UNROLL _Pragma("unroll")
 

@@ -12,7 +12,7 @@ struct weftd_at {
 };
 extern __thread struct weftd_at weftd_at;
 
-#define WEFTD_KERNEL(name, type) static void name(const type args)
+#define WEFTD_KERNEL(name, type, most) static void name(const type args)
 #define WEFTD_FUNCTION static inline
 #define WEFTD_UNROLL
 

@@ -63,7 +63,7 @@ WEFTD_FUNCTION uint32_t range_of(const struct weft_copy_args *args, uint32_t chu
     return low;
 }
 
-WEFTD_KERNEL(weft_copy, struct weft_copy_args)
+WEFTD_KERNEL(weft_copy, struct weft_copy_args, WEFT_COPY_THREADS)
 {
     for (uint32_t chunk = weftd_wave(); chunk < args.chunks; chunk += weftd_waves()) {
         uint32_t i = range_of(&args, chunk);

@@ -9,7 +9,7 @@
 #define WEFT_COPY_MOST 128 /* ranges: arguments have 4 KiB in all */
 #define WEFT_COPY_CHUNK                                                                           \
     4096u /* bytes of a range that one wave copies at a time; the last one of a range has fewer */
-#define WEFT_COPY_THREADS 512 /* of a block, as launched by gpu/vendor */
+#define WEFT_COPY_THREADS 512 /* of a block, at most; a multiple of 64 */
 
 /* Ranges may have any alignment and length but 0, and do not overlap. chunk[i] is the number of range i's first chunk,
  * counted over all of them from 0; `chunks` is how many there are. */

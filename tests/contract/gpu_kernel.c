@@ -127,7 +127,7 @@ static void every_length(void **state)
 /* Fewer waves than chunks, and more. */
 static void every_shape(void **state)
 {
-    static const uint32_t shapes[][2] = {{1, 64}, {7, 128}, {200, 1024}};
+    static const uint32_t shapes[][2] = {{1, 64}, {7, 128}, {200, WEFT_COPY_THREADS}};
     struct sides *s = *state;
     size_t at = 0;
     for (int i = 0; i < 10; i++)

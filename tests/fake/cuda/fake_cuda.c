@@ -670,8 +670,8 @@ static int queue_copies(const struct weft_copy_args *args, cuda_stream_t stream,
 int cuLaunchKernel(void *kernel, unsigned bx, unsigned by, unsigned bz, unsigned tx, unsigned ty,
                    unsigned tz, unsigned shared, cuda_stream_t stream, void **args, void **extra)
 {
-    if (kernel != &the_kernel || !bx || by != 1 || bz != 1 || !tx || tx % 32 || tx > 1024 ||
-        ty != 1 || tz != 1 || shared || extra)
+    if (kernel != &the_kernel || !bx || by != 1 || bz != 1 || !tx || tx % 32 ||
+        tx > WEFT_COPY_THREADS || ty != 1 || tz != 1 || shared || extra)
         return VENDOR_EINVAL;
     if (device_of() < 0)
         return NO_CONTEXT;
