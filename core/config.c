@@ -126,6 +126,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5,libamdhip64.so", 0, 0,                 \
        "files of AMD's HIP runtime: the first that this process has, else the first that there "  \
        "is")                                                                                      \
+    XX("WEFT_CUDA_KERNELS", STRING, "", 0, 0,                                                     \
+       "file of Weft's kernels, as nvcc makes it; empty: what it was built with, if it was")      \
+    XX("WEFT_HIP_KERNELS", STRING, "", 0, 0, "the same, as hipcc makes it")                       \
     XX("WEFT_HOST_WAVE", INT, "32", 32, 64,                                                       \
        "lanes of a wave of gpu/host, where Weft's kernels run on processors: 32 or 64")           \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \

@@ -212,6 +212,7 @@ const struct vendor cuda_vendor = {
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,
     .ipc_close = ipc_close,
+    .kernels_setting = "WEFT_CUDA_KERNELS",
     .image = CUDA_IMAGE,
     .module_load = module_load,
     .module_unload = module_unload,

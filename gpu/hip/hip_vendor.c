@@ -211,6 +211,7 @@ const struct vendor hip_vendor = {
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,
     .ipc_close = ipc_close,
+    .kernels_setting = "WEFT_HIP_KERNELS",
     .image = HIP_IMAGE,
     .module_load = module_load,
     .module_unload = module_unload,

@@ -55,11 +55,13 @@ struct vendor {
     int (*ipc_open)(uintptr_t *base, const void *handle);
     int (*ipc_close)(uintptr_t base);
 
-    /* Weft's kernels, compiled; NULL: there was no compiler. args: one struct, by value to the kernel. */
+    /* Weft's kernels, compiled: of the file that the setting names, else these; NULL: there was no compiler. */
+    const char *kernels_setting;
     const void *image;
     int (*module_load)(void **module, const void *image);
     int (*module_unload)(void *module);
     int (*module_kernel)(void **kernel, void *module, const char *name);
+    /* args: one struct, by value to the kernel */
     int (*launch)(void *kernel, uint32_t blocks, uint32_t threads, uint32_t shared_bytes,
                   void *stream, const void *args);
 };

@@ -3,29 +3,59 @@
 #include "vendor_kernel.h"
 
 #include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+#define IMAGE_MOST ((size_t)64 << 20)
 
 static const struct {
     const char *name;
     size_t args_len;
 } kernels[VENDOR_KERNELS] = {[VENDOR_COPY] = {WEFT_COPY_KERNEL, sizeof(struct weft_copy_args)}};
 
+/* Of the file, to be freed; NULL and why not in the log. */
+static void *read_image(const struct vendor *vendor, const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    uint8_t *bytes = file ? calloc(1, IMAGE_MOST) : NULL;
+    size_t n = bytes ? fread(bytes, 1, IMAGE_MOST, file) : 0;
+    if (n == 0 || n == IMAGE_MOST) {
+        weft_log(WEFT_LOG_WARN, "gpu", "%s: %s is no file of kernels", vendor->kernels_setting,
+                 path);
+        free(bytes);
+        bytes = NULL;
+    }
+    if (file)
+        fclose(file);
+    return bytes;
+}
+
+static int load(struct vendor_gpu *gpu, const void *image)
+{
+    const struct vendor *vendor = gpu->vendor;
+    void *found[VENDOR_KERNELS];
+    int result = vendor->module_load(&gpu->module, image);
+    for (int i = 0; i < VENDOR_KERNELS && result == 0; i++)
+        result = vendor->module_kernel(&found[i], gpu->module, kernels[i].name);
+    if (result == 0)
+        memcpy(gpu->kernels, found, sizeof found);
+    return result;
+}
+
 /* All or none. A program with a kernel of its own that does not end could not load more later: so it is done at once. */
 void vendor_kernels_load(struct vendor_gpu *gpu)
 {
     const struct vendor *vendor = gpu->vendor;
-    void *found[VENDOR_KERNELS];
-    if (!vendor->image)
-        return;
-    int result = vendor->module_load(&gpu->module, vendor->image);
-    for (int i = 0; i < VENDOR_KERNELS && result == 0; i++)
-        result = vendor->module_kernel(&found[i], gpu->module, kernels[i].name);
-    if (result == 0) {
-        memcpy(gpu->kernels, found, sizeof found);
-        return;
+    const char *path = weft_config_str(vendor->kernels_setting);
+    void *read = *path ? read_image(vendor, path) : NULL;
+    const void *image = *path ? read : vendor->image;
+    int result = image ? load(gpu, image) : 0;
+    free(read);
+    if (result) {
+        vendor_fail(vendor, result, "Weft's kernels are not for this device");
+        weft_log(WEFT_LOG_INFO, "gpu", "%s", weft_last_error());
     }
-    vendor_fail(vendor, result, "Weft's kernels are not for this device");
-    weft_log(WEFT_LOG_INFO, "gpu", "%s", weft_last_error());
 }
 
 void vendor_kernels_unload(struct vendor_gpu *gpu)
@@ -97,7 +127,7 @@ bool vendor_kernel_fits(const struct vendor_gpu *gpu, const struct weft_gpu_copy
 int vendor_kernel_copy(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,
                        void *stream)
 {
-    const uint32_t waves = WEFT_COPY_THREADS / 32;
+    const uint32_t waves = VENDOR_KERNEL_THREADS / 32;
     struct weft_copy_args args;
     for (int at = 0, result = 0; at < n;) {
         at += fill(&args, list + at, n - at);
@@ -106,7 +136,7 @@ int vendor_kernel_copy(struct vendor_gpu *gpu, const struct weft_gpu_copy *list,
             continue;
         result = gpu->vendor->launch(gpu->kernels[VENDOR_COPY],
                                      blocks < VENDOR_KERNEL_BLOCKS ? blocks : VENDOR_KERNEL_BLOCKS,
-                                     WEFT_COPY_THREADS, 0, stream, &args);
+                                     VENDOR_KERNEL_THREADS, 0, stream, &args);
         if (result)
             return result;
     }

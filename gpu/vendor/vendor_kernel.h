@@ -7,10 +7,11 @@
 #include "vendor.h"
 
 /* Copies by one launch instead of an engine's: from so many ranges on, as long as this on average, on so many blocks.
- * An engine takes some 2 us for each, in which NVLink carries 800 KiB; 16 blocks fill it (bench/results). */
+ * An engine takes some 2 us for each, in which NVLink carries 800 KiB; 32 blocks of 256 fill it as well as more do. */
 #define VENDOR_KERNEL_LEAST 4
 #define VENDOR_KERNEL_LONGEST (512u << 10)
 #define VENDOR_KERNEL_BLOCKS 32
+#define VENDOR_KERNEL_THREADS 256
 
 /* What of the image the device can run. Nothing is no error. */
 void vendor_kernels_load(struct vendor_gpu *gpu);

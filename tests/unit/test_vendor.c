@@ -17,9 +17,11 @@ int fake_cuda_launches(void);
 
 static const struct subject {
     const struct weft_gpu_backend *backend;
-    const char *setting, *package, *lacks;
-} subjects[] = {{&weft_gpu_cuda, "WEFT_CUDA_LIBRARY", "NVIDIA's driver", "lacks cuInit"},
-                {&weft_gpu_hip, "WEFT_HIP_LIBRARY", "AMD's HIP runtime", "lacks hip"}};
+    const char *setting, *kernels, *package, *lacks;
+} subjects[] = {{&weft_gpu_cuda, "WEFT_CUDA_LIBRARY", "WEFT_CUDA_KERNELS", "NVIDIA's driver",
+                 "lacks cuInit"},
+                {&weft_gpu_hip, "WEFT_HIP_LIBRARY", "WEFT_HIP_KERNELS", "AMD's HIP runtime",
+                 "lacks hip"}};
 static const struct subject *subject;
 
 #define OPS subject->backend->ops
@@ -190,6 +192,11 @@ static void what_is_many_and_short_is_one_launch(void **state)
     gpu = open_with("kernels=0"); /* none for this device */
     assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 0);
     OPS->close(gpu);
+    weft_config_set(subject->kernels, "there-is-no-such-file");
+    gpu = open_with("kernels=1");
+    assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 0);
+    OPS->close(gpu);
+    weft_config_set(subject->kernels, NULL);
 }
 
 static void dmabufs(void **state)

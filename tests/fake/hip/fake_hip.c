@@ -354,7 +354,7 @@ int hipHostGetDevicePointer(void **addr, void *host, unsigned flags)
 
 /* --- kernels ---------------------------------------------------------------------------------------------- */
 
-/* Compiled by the hipcc beside this, or for the double. */
+/* It has to be NVIDIA's (WEFT_HIP_KERNELS), unless their driver is a double. */
 int hipModuleLoadData(void **module, const void *image)
 {
     DO(cuda.module_load(module, image));
