@@ -14,6 +14,7 @@
 #include "stage.h"
 #include "util.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -314,24 +315,16 @@ void weft__ipc_free(struct weft__conn *conn)
 
 /* --- memory of the host --------------------------------------------------------------------------- */
 
-struct pin {
-    struct weft__chore chore;
-    struct weft__reg *reg;
-    struct weft__conn *conn; /* that waits for it; NULL: unpin */
-    void *dev;               /* its address for GPUs */
-};
-
-static struct pin *pin_of(struct weft__chore *chore)
+static struct weft__reg *reg_of(struct weft__chore *chore)
 {
-    return (struct pin *)chore; /* the first member */
+    return (struct weft__reg *)(void *)((char *)chore - offsetof(struct weft__reg, pinning.chore));
 }
 
 static void pin_run(struct weft__endpoint *ep, struct weft__chore *chore)
 {
-    const struct weft__reg *reg = pin_of(chore)->reg;
+    struct weft__reg *reg = reg_of(chore);
     struct weft_gpu *gpu = weft__gpu_any(ep);
-    chore->status = gpu ? gpu->backend->ops->host_map(gpu, reg->addr, reg->len,
-                                                      &pin_of(chore)->dev)
+    chore->status = gpu ? gpu->backend->ops->host_map(gpu, reg->addr, reg->len, &reg->pinning.dev)
                         : WEFT_ENODEV;
     if (chore->status < 0)
         weft_log(WEFT_LOG_INFO, "memory", "memory of the host is not pinned: %s",
@@ -340,14 +333,12 @@ static void pin_run(struct weft__endpoint *ep, struct weft__chore *chore)
 
 static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
 {
-    struct pin *pin = pin_of(chore);
-    struct weft__reg *reg = pin->reg;
-    struct weft__conn *conn = pin->conn;
+    struct weft__reg *reg = reg_of(chore);
+    struct weft__conn *conn = reg->pinning.conn;
     reg->pin = chore->status < 0    ? WEFT__PIN_NOT
                : chore->status == 0 ? WEFT__PIN_OURS
                                     : WEFT__PIN_OTHERS;
-    reg->pin_same = chore->status == 0 && pin->dev == reg->addr;
-    free(pin);
+    reg->pin_same = chore->status == 0 && reg->pinning.dev == reg->addr;
     if (reg->shut)
         weft__ipc_unpin(reg);
     weft__reg_served(reg);
@@ -357,15 +348,13 @@ static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
 
 static void unpin_run(struct weft__endpoint *ep, struct weft__chore *chore)
 {
-    weft__reg_unpin(ep, pin_of(chore)->reg);
+    weft__reg_unpin(ep, reg_of(chore));
 }
 
 static void unpin_done(struct weft__endpoint *ep, struct weft__chore *chore)
 {
-    struct pin *pin = pin_of(chore);
     (void)ep;
-    weft__reg_lane_done(pin->reg);
-    free(pin);
+    weft__reg_lane_done(reg_of(chore));
 }
 
 static bool is_pinned_for_another(const struct weft__reg *reg)
@@ -391,16 +380,16 @@ static enum weft__ipc_way pinned(struct weft__conn *conn, struct weft__reg *reg)
         return WEFT__IPC_WAIT;
     if (is_pinned_for_another(reg))
         return WEFT__IPC_NONE; /* whose end would unpin it */
-    struct pin *pin = reg->len <= PIN_MOST ? calloc(1, sizeof *pin) : NULL;
-    if (!pin) {
+    if (reg->len > PIN_MOST) {
         reg->pin = WEFT__PIN_NOT;
         return WEFT__IPC_NONE;
     }
-    *pin = (struct pin){.chore = {.run = pin_run, .done = pin_done}, .reg = reg, .conn = conn};
+    reg->pinning.chore = (struct weft__chore){.run = pin_run, .done = pin_done};
+    reg->pinning.conn = conn;
     reg->pin = WEFT__PIN_WANTED;
     weft__reg_serve(reg);
     weft__stage_hold(conn);
-    weft__chore_push(conn->ep, &pin->chore);
+    weft__chore_push(conn->ep, &reg->pinning.chore);
     return WEFT__IPC_WAIT;
 }
 
@@ -408,14 +397,9 @@ void weft__ipc_unpin(struct weft__reg *reg)
 {
     if (reg->pin != WEFT__PIN_OURS)
         return;
-    struct pin *pin = calloc(1, sizeof *pin);
-    if (!pin) {
-        weft_log(WEFT_LOG_ERROR, "memory", "no memory to unpin %p: it stays pinned", reg->addr);
-        return;
-    }
-    *pin = (struct pin){.chore = {.run = unpin_run, .done = unpin_done}, .reg = reg};
+    reg->pinning.chore = (struct weft__chore){.run = unpin_run, .done = unpin_done};
     reg->undone++;
-    weft__chore_push(reg->ep, &pin->chore);
+    weft__chore_push(reg->ep, &reg->pinning.chore);
 }
 
 /* --- for the one who copies ------------------------------------------------------------------------ */

@@ -8,6 +8,7 @@
 #include "weft/endpoint.h"
 #include "weft/transport.h"
 
+#include "copier.h"
 #include "lane.h"
 #include "util.h"
 #include "weft/list.h"
@@ -40,6 +41,11 @@ struct weft__reg {
     bool lasting;     /* of a mem: its key is good for more than one message */
     uint8_t pin;      /* enum weft__pin */
     bool pin_same;    /* kernels of GPUs reach it, pinned by us, at its own address */
+    struct {
+        struct weft__chore chore;
+        struct weft__conn *conn; /* that waits for it */
+        void *dev;               /* its address for GPUs */
+    } pinning;                   /* or its end: one at a time */
     struct weft_list exports; /* to peers that map it (ipc_serve.c) */
     bool shut;
     uint64_t key;
