@@ -41,7 +41,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "piece size in which a large transfer is spread over several links")                       \
     XX("WEFT_STAGE_CHUNK", SIZE, "512K", 4096, 1 << 28,                                           \
        "piece size in which memory of GPUs that a nic does not reach goes through the host's")    \
-    XX("WEFT_STAGE_SLOTS", INT, "8", 2, 64, "such pieces that a conn has under way, one way")     \
+    XX("WEFT_STAGE_SLOTS", INT, "8", 2, 64,                                                       \
+       "such pieces that a conn has under way, one way, for each of WEFT_LANES; at most 64")      \
     XX("WEFT_IPC", BOOL, "1", 0, 1,                                                               \
        "let processes of one host map each other's registered memory of GPUs, and copy by "       \
        "themselves")                                                                              \

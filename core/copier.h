@@ -18,7 +18,8 @@
 struct weft__endpoint;
 struct weft__reg;
 
-#define WEFT__MAX_GPUS 64 /* devices of a backend */
+#define WEFT__MAX_GPUS 64  /* devices of a backend */
+#define WEFT__MAX_SLOTS 64 /* of an area: they are bits of a word */
 
 struct weft__copy {
     struct weft__copy *next;

@@ -108,10 +108,8 @@ static int drive(struct weft__endpoint *ep, int first, int step)
     int n = 0;
     for (int i = first; i < ep->nlanes; i += step)
         n += weft__lane_progress(ep->lanes[i]);
-    if (first == 0)
-        n += weft__copier_progress(ep, &ep->copier);
-    else
-        weft__copier_kick(ep, &ep->copier);
+    n += weft__copier_progress(ep,
+                               &ep->copier); /* whoever has the time: the first may be sending */
     if (first == 0 && boot_due(ep, n))
         n += drive_boot(ep);
     if (n)
