@@ -13,7 +13,7 @@
 
 typedef uint4 weftd_vec16;
 
-#if defined(__HIP_DEVICE_COMPILE__) && __AMDGCN_WAVEFRONT_SIZE != 64
+#if defined(__HIP_DEVICE_COMPILE__) && !defined(__GFX9__)
 #error "waves of 32 lanes (RDNA) are not supported"
 #endif
 
