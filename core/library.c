@@ -1,52 +1,111 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Libraries of vendors, found at run time: one that is not there is a reason, not an error of ours. */
 #include <dlfcn.h>
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "weft/transport.h"
 
-/* The first of a list of files, separated by commas, that can be opened like this; or NULL, and dlerror is of the last. */
-static void *open_first(const char *files, int flags)
+/* The next of a list of files, separated by commas, to `file` of so many bytes; false: there is none. */
+static bool next_file(const char **list, char *file, size_t size)
 {
-    char file[sizeof((struct weft_library *)0)->loaded];
-    void *opened = NULL;
-    for (const char *at = files, *end; !opened && *at; at = *end ? end + 1 : end) {
-        end = strchrnul(at, ',');
-        if ((size_t)(end - at) >= sizeof file)
+    while (**list) {
+        const char *at = *list, *end = strchrnul(at, ',');
+        size_t len = (size_t)(end - at);
+        *list = *end ? end + 1 : end;
+        if (len == 0 || len >= size)
             continue;
-        memcpy(file, at, (size_t)(end - at));
-        file[end - at] = 0;
-        opened = dlopen(file, flags);
+        memcpy(file, at, len);
+        file[len] = 0;
+        return true;
     }
+    return false;
+}
+
+/* --- is it there? ----------------------------------------------------------------------------------- */
+
+/* What changes whenever a file is loaded or unloaded: of glibc, and a look at no file. */
+static int count_loads(struct dl_phdr_info *info, size_t size, void *out)
+{
+    (void)size;
+    *(uint64_t *)out = info->dlpi_adds + (info->dlpi_subs << 32);
+    return 1;
+}
+
+static bool is_loaded(const char *files)
+{
+    char file[256];
+    void *opened = NULL;
+    while (!opened && next_file(&files, file, sizeof file))
+        opened = dlopen(file, RTLD_LAZY | RTLD_NOLOAD);
+    if (opened)
+        dlclose(opened);
     return opened;
 }
 
-/* What the process has already comes first: two of them in one process would not know of each other. */
-static int load(struct weft_library *library, const char *files)
+/* It is asked for with each registration, and each name that is not there takes some 10 us to find out: so absence is
+ * remembered until something is loaded. FNV-1a of the setting, which may change. */
+int weft_library_present(struct weft_library *library)
 {
-    void *opened = open_first(files, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-    if (!opened)
-        opened = open_first(files, RTLD_NOW | RTLD_LOCAL);
-    if (!opened) {
-        const char *why = dlerror();
-        return weft_fail(WEFT_ENODEV, "%s: %s (%s)", library->whose,
-                         why ? why : "no file is named", library->package);
-    }
-    int rc = library->fill(opened);
-    if (rc) {
-        dlclose(opened);
-        return rc;
-    }
-    strcpy(library->loaded, files);
+    const char *files = weft_config_str(library->setting);
+    uint64_t loads = 0, hash = UINT64_C(0xcbf29ce484222325);
+    dl_iterate_phdr(count_loads, &loads);
+    for (const char *c = files; *c; c++)
+        hash = (hash ^ (uint8_t)*c) * UINT64_C(0x100000001b3);
+    hash = (hash ^ loads) * UINT64_C(0x100000001b3);
+    if (__atomic_load_n(&library->absent, __ATOMIC_RELAXED) == hash)
+        return 0;
+    if (is_loaded(files))
+        return 1;
+    __atomic_store_n(&library->absent, hash, __ATOMIC_RELAXED);
     return 0;
 }
 
-int weft_library_present(const struct weft_library *library)
+/* --- opening it ------------------------------------------------------------------------------------- */
+
+/* One file: 0; WEFT_ENODEV and *opened false: it could not be opened; else what `fill` says of it. */
+static int load_file(struct weft_library *library, const char *file, int flags, bool *opened)
 {
-    void *opened = open_first(weft_config_str(library->setting), RTLD_LAZY | RTLD_NOLOAD);
+    dlerror();
+    void *handle = dlopen(file, flags);
+    *opened = handle;
+    if (!handle) {
+        const char *why = dlerror();
+        return weft_fail(WEFT_ENODEV, "%s: %s (%s)", library->whose, why ? why : file,
+                         library->package);
+    }
+    int rc = library->fill(handle);
+    if (rc)
+        dlclose(handle);
+    return rc;
+}
+
+/* What the process has already, and nothing else then: two of them in one process would not know of each other. Else the first
+ * that can be used; if none can, one that is broken says more than one that is not there. */
+static int load(struct weft_library *library, const char *files)
+{
+    char file[256], why[256] = "";
+    const char *at = files;
+    int rc = WEFT_ENODEV;
+    bool opened = false;
+    while (rc && !opened && next_file(&at, file, sizeof file))
+        rc = load_file(library, file, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD, &opened);
     if (opened)
-        dlclose(opened);
-    return opened != NULL;
+        return rc;
+    for (at = files; rc && next_file(&at, file, sizeof file);) {
+        rc = load_file(library, file, RTLD_NOW | RTLD_LOCAL, &opened);
+        const char *text = rc ? weft_last_error() : "";
+        if (rc && (!*why || (strstr(why, "No such file") && !strstr(text, "No such file"))))
+            snprintf(why, sizeof why, "%s", text);
+    }
+    if (rc == 0)
+        return 0;
+    return *why ? weft_fail(WEFT_ENODEV, "%s", why)
+                : weft_fail(WEFT_ENODEV, "%s: %s names no file (%s)", library->whose,
+                            library->setting, library->package);
 }
 
 int weft_library_open(struct weft_library *library)
@@ -61,6 +120,8 @@ int weft_library_open(struct weft_library *library)
                        library->loaded, files);
     else if (!*library->loaded)
         rc = load(library, files);
+    if (rc == 0)
+        strcpy(library->loaded, files);
     pthread_mutex_unlock(&library->lock);
     return rc;
 }

@@ -339,7 +339,7 @@ WEFT_API int weft_config_selects(const char *setting, const char *const *names, 
 
 /*
  * A vendor's library, opened when it is first needed and never closed, so that pointers into it stay good. Static
- * storage; only `loaded` and the lock change.
+ * storage; only what follows `fill` changes.
  */
 struct weft_library {
     const char *whose;   /* transport or GPU backend, for messages */
@@ -348,12 +348,13 @@ struct weft_library {
     const char *package; /* that has it, for messages */
     int (*fill)(void *opened); /* finds the functions; what it refuses is closed */
     pthread_mutex_t lock;
+    uint64_t absent; /* what was so when it was looked for last, and was not there */
     char loaded[256];
 };
 #define WEFT_LIBRARY(...) {.lock = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
 
 /* 1: it is in this process already, whoever has loaded it; else 0. */
-WEFT_API int weft_library_present(const struct weft_library *library);
+WEFT_API int weft_library_present(struct weft_library *library);
 /* 0 once `fill` has succeeded; WEFT_ENODEV: no such file, or another one is in use. Any thread. */
 WEFT_API int weft_library_open(struct weft_library *library);
 /* To *slot, as large as a pointer, the address of a symbol; NULL and WEFT_ENODEV: there is none. */
