@@ -127,6 +127,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5,libamdhip64.so", 0, 0,                 \
        "files of AMD's HIP runtime: the first that this process has, else the first that there "  \
        "is")                                                                                      \
+    XX("WEFT_GPU_KERNELS", BOOL, "1", 0, 1,                                                       \
+       "what is many and short is copied by a kernel of Weft's, which needs room on the GPU; 0: " \
+       "by its engines alone")                                                                    \
     XX("WEFT_CUDA_KERNELS", STRING, "", 0, 0,                                                     \
        "file of Weft's kernels, as nvcc makes it; empty: what it was built with, if it was")      \
     XX("WEFT_HIP_KERNELS", STRING, "", 0, 0, "the same, as hipcc makes it")                       \

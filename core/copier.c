@@ -22,6 +22,7 @@
 int weft__copier_open(struct weft__endpoint *ep)
 {
     struct weft__copier *c = &ep->copier;
+    c->kernels = weft_config_int("WEFT_GPU_KERNELS");
     c->slot_bytes = (uint64_t)weft_config_int("WEFT_STAGE_CHUNK");
     c->nslots = (int)(weft_config_int("WEFT_STAGE_SLOTS") * weft_config_int("WEFT_LANES"));
     if (c->nslots > WEFT__MAX_SLOTS)
@@ -264,8 +265,8 @@ static void start(struct weft__endpoint *ep, struct weft__copy *copy)
 {
     struct weft_gpu *gpu = weft__gpu_opened(ep, copy->ordinal);
     copy->job = NULL;
-    int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n,
-                                      copy->reached ? WEFT_GPU_REACHED : 0, &copy->job);
+    uint32_t flags = copy->reached && ep->copier.kernels ? WEFT_GPU_REACHED : 0;
+    int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n, flags, &copy->job);
     if (rc)
         failed(copy, rc);
 }

@@ -58,6 +58,7 @@ struct weft__copier {
     pthread_mutex_t lock; /* outside those of lanes and of the endpoint */
     _Atomic(struct weft_gpu *)
         gpus[WEFT__MAX_GPUS]; /* NULL: not needed yet. Written under the lock. */
+    bool kernels;             /* may copy (WEFT_GPU_KERNELS) */
     uint64_t slot_bytes;      /* of an area */
     int nslots;
     /* endpoint lock */

@@ -143,9 +143,12 @@ static int map(struct weft__endpoint *ep, const struct weft__import *import,
 /* What is mapped is, and of this process's own what is the same GPU's. */
 static bool is_reached(const struct weft_gpu_ops *ops, const struct mapping *mapping)
 {
+    const struct weft__import *import = mapping->import;
     struct weft_gpu_range range;
-    return !mapping->import->own ||
-           (ops->query(mapping->addr, &range) == 1 && range.ordinal == mapping->ordinal);
+    return !import->own ||
+           (ops->query(mapping->addr, &range) == 1 && range.reached &&
+            range.ordinal == mapping->ordinal &&
+            weft__contains((uintptr_t)range.base, range.len, import->addr, import->len));
 }
 
 static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
@@ -338,7 +341,7 @@ static void pin_done(struct weft__endpoint *ep, struct weft__chore *chore)
     reg->pin = chore->status < 0    ? WEFT__PIN_NOT
                : chore->status == 0 ? WEFT__PIN_OURS
                                     : WEFT__PIN_OTHERS;
-    reg->pin_same = chore->status == 0 && reg->pinning.dev == reg->addr;
+    reg->reached = chore->status == 0 && reg->pinning.dev == reg->addr;
     if (reg->shut)
         weft__ipc_unpin(reg);
     weft__reg_served(reg);
@@ -431,7 +434,7 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
         return WEFT__IPC_WAIT;
     *mapped = (struct weft__mapped){
         import, (uint8_t *)mapping->addr + (piece->raddr - import->addr), mapping->ordinal,
-        mapping->reached && (piece->gpu || (piece->reg && piece->reg->pin_same))};
+        mapping->reached && piece->reg && piece->reg->reached};
     return piece->gpu ? WEFT__IPC_THERE : pinned(conn, piece->reg);
 }
 

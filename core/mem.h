@@ -40,7 +40,8 @@ struct weft__reg {
     uint32_t serving; /* copies for peers that touch it */
     bool lasting;     /* of a mem: its key is good for more than one message */
     uint8_t pin;      /* enum weft__pin */
-    bool pin_same;    /* kernels of GPUs reach it, pinned by us, at its own address */
+    bool
+        reached; /* by kernels, all of it: those of its GPU; the host's memory: of any, pinned by us */
     struct {
         struct weft__chore chore;
         struct weft__conn *conn; /* that waits for it */

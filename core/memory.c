@@ -106,7 +106,14 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
     reg->kind = range.kind;
     reg->ordinal = range.ordinal;
     reg->apart = range.kind != WEFT_MEM_HOST;
-    return rc || !reg->apart ? rc : weft__gpu_need(ep, reg->ordinal);
+    if (rc || !reg->apart)
+        return rc;
+    rc = weft__gpu_need(ep, reg->ordinal);
+    if (rc == 0 && !range.reached) /* which is known now */
+        rc = query(ep, reg->addr, &range);
+    reg->reached = range.reached && weft__contains((uintptr_t)range.base, range.len,
+                                                   (uintptr_t)reg->addr, reg->len);
+    return rc;
 }
 
 /* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */

@@ -152,16 +152,17 @@ static void lot_end(struct weft__lot *lot, int status, const char *why)
 static void copy_begin(struct weft__lot *lot)
 {
     uint8_t *at = near_addr(lot);
+    lot->copy.reached = lot->conn->stage.near->reached;
     for (size_t i = 0; i < lot->n; at += lot->parts[i].len, i++) {
         struct weft_gpu_copy copy = {at, lot->parts[i].addr, lot->parts[i].len};
         if (!lot->write)
             copy = (struct weft_gpu_copy){lot->parts[i].addr, at, lot->parts[i].len};
         lot->list[i] = copy;
+        lot->copy.reached &= lot->parts[i].reg && lot->parts[i].reg->reached;
     }
     lot->copy.ordinal = lot->parts[0].gpu - 1;
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
-    lot->copy.reached = lot->conn->stage.near->reached;
     lot->copy.done = copied;
     weft__copy_push(lot->conn->ep, &lot->copy);
 }

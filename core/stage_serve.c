@@ -160,8 +160,8 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
  * other. */
 static bool is_reached(const struct serve *serve)
 {
-    for (size_t i = 1; i < serve->n; i++)
-        if (serve->regs[i]->ordinal != serve->regs[0]->ordinal)
+    for (size_t i = 0; i < serve->n; i++)
+        if (!serve->regs[i]->reached || serve->regs[i]->ordinal != serve->regs[0]->ordinal)
             return false; /* kernels reach their own GPU */
     return serve->conn->stage.landing->reached;
 }

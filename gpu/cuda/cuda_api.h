@@ -31,6 +31,7 @@ enum {
 enum { CUDA_P2P_ATOMIC = 3 };
 /* CUpointer_attribute */
 enum {
+    CUDA_OF_CONTEXT = 1,
     CUDA_OF_TYPE = 2,
     CUDA_OF_MANAGED = 8,
     CUDA_OF_ORDINAL = 9,

@@ -30,6 +30,11 @@ const struct cuda_api *cuda_api_quick(void);
 /* A sentence and a code for what the driver says: `what` failed. */
 int cuda_fail(int result, const char *what);
 
+/* --- cuda_vendor.c --- */
+
+/* Is this the context in which this backend uses the device? */
+bool cuda_is_primary(const struct cuda_ctx *ctx, int ordinal);
+
 /* --- cuda_query.c --- */
 
 weft_gpu_query_fn cuda_query;

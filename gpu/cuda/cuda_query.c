@@ -6,13 +6,14 @@
 int cuda_query(const void *addr, struct weft_gpu_range *range)
 {
     const struct cuda_api *api = addr ? cuda_api_quick() : NULL;
-    int attributes[] = {CUDA_OF_TYPE, CUDA_OF_MANAGED, CUDA_OF_ORDINAL, CUDA_OF_BASE,
-                        CUDA_OF_SIZE};
+    int attributes[] = {CUDA_OF_TYPE, CUDA_OF_MANAGED, CUDA_OF_ORDINAL,
+                        CUDA_OF_BASE, CUDA_OF_SIZE,    CUDA_OF_CONTEXT};
     unsigned type = 0, managed = 0;
+    cuda_ctx_t ctx = NULL; /* none: it belongs to a pool, or is mapped by the program */
     int ordinal = -1;
     cuda_addr base = 0;
     size_t size = 0;
-    void *values[] = {&type, &managed, &ordinal, &base, &size};
+    void *values[] = {&type, &managed, &ordinal, &base, &size, &ctx};
     if (!api) /* then nothing is a GPU's */
         return 0;
     int result = api->mem_attributes(sizeof attributes / sizeof *attributes, attributes, values,
@@ -23,8 +24,11 @@ int cuda_query(const void *addr, struct weft_gpu_range *range)
         return cuda_fail(result, "cannot tell whose memory it is");
     if (type != CUDA_TYPE_DEVICE || managed || !base)
         return 0;
-    *range = (struct weft_gpu_range){
-        .base = (void *)(uintptr_t)base, .len = size, .kind = WEFT_MEM_PEER, .ordinal = ordinal};
+    *range = (struct weft_gpu_range){.base = (void *)(uintptr_t)base,
+                                     .len = size,
+                                     .kind = WEFT_MEM_PEER,
+                                     .ordinal = ordinal,
+                                     .reached = !ctx || cuda_is_primary(ctx, ordinal)};
     return 1;
 }
 

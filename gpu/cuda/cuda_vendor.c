@@ -2,6 +2,7 @@
 /* The driver's functions, for gpu/vendor. The driver was found before any of them is called. */
 #include "cuda_gpu.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 static const char *text(int result)
@@ -11,6 +12,14 @@ static const char *text(int result)
     return api->error_text && api->error_text(result, &out) == 0 ? out : NULL;
 }
 
+/* The primary one of each device that was used; it may be another after all have let go of it. */
+static _Atomic(cuda_ctx_t) primary[64];
+
+bool cuda_is_primary(const struct cuda_ctx *ctx, int ordinal)
+{
+    return ordinal >= 0 && ordinal < 64 && atomic_load(&primary[ordinal]) == ctx;
+}
+
 static int attach(struct vendor_gpu *gpu)
 {
     const struct cuda_api *api = &cuda_table;
@@ -18,7 +27,9 @@ static int attach(struct vendor_gpu *gpu)
     int result = api->device_get(&gpu->device, gpu->base.ordinal);
     if (result == 0)
         result = api->ctx_retain(&ctx, gpu->device);
-    gpu->ctx = ctx; /* the primary one, which the runtime and torch use, too */
+    gpu->ctx = ctx; /* which the runtime and torch use, too */
+    if (result == 0 && gpu->base.ordinal < 64)
+        atomic_store(&primary[gpu->base.ordinal], ctx);
     return result;
 }
 
@@ -125,16 +136,17 @@ static int host_addr(void *host, uintptr_t *addr)
     return result;
 }
 
-static int host_range(uintptr_t host, uintptr_t *base, size_t *len)
+static int host_pinned(uintptr_t host, size_t len)
 {
     int attributes[] = {CUDA_OF_TYPE, CUDA_OF_BASE, CUDA_OF_SIZE};
     unsigned type = 0;
-    cuda_addr start = 0;
-    void *values[] = {&type, &start, len};
+    cuda_addr base = 0;
+    size_t size = 0;
+    void *values[] = {&type, &base, &size};
     int result = cuda_table.mem_attributes(sizeof attributes / sizeof *attributes, attributes,
                                            values, host);
-    *base = start;
-    return result == 0 && type != CUDA_TYPE_HOST ? VENDOR_EINVAL : result;
+    bool all = type == CUDA_TYPE_HOST && host >= base && len <= size && host - base <= size - len;
+    return result == 0 && !all ? VENDOR_EINVAL : result;
 }
 
 static int dmabuf(uintptr_t addr, size_t len, int *fd, uint64_t *offset)
@@ -207,7 +219,7 @@ const struct vendor cuda_vendor = {
     .host_register = host_register,
     .host_unregister = host_unregister,
     .host_addr = host_addr,
-    .host_range = host_range,
+    .host_pinned = host_pinned,
     .dmabuf = dmabuf,
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,

@@ -23,7 +23,7 @@ int hip_query(const void *addr, struct weft_gpu_range *range)
     if (result)
         return hip_fail(result, "cannot tell how long the memory is");
     *range = (struct weft_gpu_range){
-        .base = base, .len = size, .kind = WEFT_MEM_PEER, .ordinal = what.device};
+        .base = base, .len = size, .kind = WEFT_MEM_PEER, .ordinal = what.device, .reached = 1};
     return 1;
 }
 

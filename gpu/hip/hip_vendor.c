@@ -105,8 +105,24 @@ static int range(uintptr_t addr, uintptr_t *base, size_t *len)
     return result;
 }
 
+/* Is this byte pinned? The range that it is pinned in cannot be had. */
+static bool is_pinned(uintptr_t host)
+{
+    struct hip_pointer what = {.type = -1};
+    return hip_told(hip_table.mem_attributes(&what, (const void *)host)) == 0 &&
+           what.type == hip_table.numbers->host;
+}
+
+static int host_pinned(uintptr_t host, size_t len)
+{
+    return is_pinned(host) && is_pinned(host + len - 1) ? VENDOR_OK : VENDOR_EINVAL;
+}
+
+/* The runtime (5.7 to 6.2 at least) registers again what is pinned already, and the end of either is the end of the other. */
 static int host_register(void *host, size_t len)
 {
+    if (is_pinned((uintptr_t)host) || is_pinned((uintptr_t)host + len - 1))
+        return VENDOR_EREGISTERED;
     return hip_told(hip_table.host_register(host, len, HIP_HOST_PORTABLE | HIP_HOST_MAPPED));
 }
 
@@ -121,15 +137,6 @@ static int host_addr(void *host, uintptr_t *addr)
     int result = hip_told(hip_table.host_addr(&at, host, 0));
     *addr = (uintptr_t)at;
     return result;
-}
-
-static int host_range(uintptr_t host, uintptr_t *base, size_t *len)
-{
-    struct hip_pointer what = {.type = -1};
-    int result = hip_told(hip_table.mem_attributes(&what, (const void *)host));
-    if (result == 0 && what.type != hip_table.numbers->host)
-        result = VENDOR_EINVAL;
-    return result ? result : range(host, base, len);
 }
 
 static int dmabuf(uintptr_t addr, size_t len, int *fd, uint64_t *offset)
@@ -206,7 +213,7 @@ const struct vendor hip_vendor = {
     .host_register = host_register,
     .host_unregister = host_unregister,
     .host_addr = host_addr,
-    .host_range = host_range,
+    .host_pinned = host_pinned,
     .dmabuf = dmabuf,
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,

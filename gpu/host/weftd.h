@@ -17,7 +17,8 @@ extern __thread struct weftd_at weftd_at;
 #define WEFTD_UNROLL
 
 typedef struct {
-    uint32_t x, y, z, w;
+    _Alignas(16) uint32_t x; /* as GPUs want it */
+    uint32_t y, z, w;
 } weftd_vec16;
 
 WEFTD_FUNCTION uint32_t weftd_lanes(void)

@@ -66,7 +66,7 @@ static void unmake(struct vendor_gpu *gpu)
 static int make(struct vendor_gpu *gpu)
 {
     const struct vendor *vendor = gpu->vendor;
-    int result = vendor->attach(gpu);
+    int result = vendor->attach(gpu), unfit = 0;
     if (result)
         return vendor_fail(vendor, result, "cannot open the device");
     int rc = vendor_enter(gpu);
@@ -77,8 +77,12 @@ static int make(struct vendor_gpu *gpu)
         if (result)
             unmake(gpu);
         else
-            vendor_kernels_load(gpu);
+            unfit = vendor_kernels_load(gpu);
         vendor_leave(gpu);
+        if (unfit) {
+            vendor_fail(vendor, unfit, "Weft's kernels are not for this device");
+            weft_log(WEFT_LOG_INFO, "gpu", "%s", weft_last_error());
+        }
         rc = result ? vendor_fail(vendor, result, "cannot make a stream") : 0;
     }
     if (rc)

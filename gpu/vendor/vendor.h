@@ -48,8 +48,8 @@ struct vendor {
     int (*host_register)(void *host, size_t len);
     int (*host_unregister)(void *host);
     int (*host_addr)(void *host, uintptr_t *addr);
-    /* The pinned range of the host's memory with this address. */
-    int (*host_range)(uintptr_t host, uintptr_t *base, size_t *len);
+    /* 0: all of this memory of the host's is pinned, as far as the library tells. */
+    int (*host_pinned)(uintptr_t host, size_t len);
     int (*dmabuf)(uintptr_t addr, size_t len, int *fd, uint64_t *offset);
     int (*ipc_get)(void *handle, uintptr_t base);
     int (*ipc_open)(uintptr_t *base, const void *handle);

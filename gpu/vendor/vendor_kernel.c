@@ -44,7 +44,7 @@ static int load(struct vendor_gpu *gpu, const void *image)
 }
 
 /* All or none. A program with a kernel of its own that does not end could not load more later: so it is done at once. */
-void vendor_kernels_load(struct vendor_gpu *gpu)
+int vendor_kernels_load(struct vendor_gpu *gpu)
 {
     const struct vendor *vendor = gpu->vendor;
     const char *path = weft_config_str(vendor->kernels_setting);
@@ -52,10 +52,7 @@ void vendor_kernels_load(struct vendor_gpu *gpu)
     const void *image = *path ? read : vendor->image;
     int result = image ? load(gpu, image) : 0;
     free(read);
-    if (result) {
-        vendor_fail(vendor, result, "Weft's kernels are not for this device");
-        weft_log(WEFT_LOG_INFO, "gpu", "%s", weft_last_error());
-    }
+    return result;
 }
 
 void vendor_kernels_unload(struct vendor_gpu *gpu)
@@ -77,8 +74,9 @@ int vendor_launch(struct weft_gpu *base, const struct weft_gpu_launch *what)
         return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: has no kernel named %s", name, what->kernel);
     if (!gpu->kernels[k])
         return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: kernel %s: %s", name, what->kernel,
-                         vendor->image ? "not for this device"
-                                       : "built without the vendor's compiler");
+                         vendor->image || *weft_config_str(vendor->kernels_setting)
+                             ? "not for this device"
+                             : "built without the vendor's compiler");
     if (what->args_len != kernels[k].args_len)
         return weft_fail(-EINVAL, "gpu %s: %s takes %zu bytes of arguments, not %zu", name,
                          what->kernel, kernels[k].args_len, what->args_len);

@@ -13,8 +13,8 @@
 #define VENDOR_KERNEL_BLOCKS 32
 #define VENDOR_KERNEL_THREADS 256
 
-/* What of the image the device can run. Nothing is no error. */
-void vendor_kernels_load(struct vendor_gpu *gpu);
+/* What of the image the device can run; there may be none. Else the library's result, and the device has none. */
+int vendor_kernels_load(struct vendor_gpu *gpu);
 void vendor_kernels_unload(struct vendor_gpu *gpu);
 /* Are these copies for the kernel? */
 bool vendor_kernel_fits(const struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,

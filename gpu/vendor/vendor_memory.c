@@ -58,15 +58,6 @@ int vendor_export_dmabuf(struct weft_gpu *base, void *addr, uint64_t len, int *f
     return 0;
 }
 
-/* Is all of it pinned? What is in the way of registering it may be a part, or a page that it shares with its neighbour. */
-static bool is_pinned(const struct vendor *vendor, const void *host, uint64_t len)
-{
-    uintptr_t base = 0, at = (uintptr_t)host;
-    size_t size = 0;
-    int result = vendor->host_range(at, &base, &size);
-    return result == 0 && at >= base && len <= size && at - base <= size - len;
-}
-
 int vendor_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
 {
     struct vendor_gpu *gpu = vendor_of(base);
@@ -79,7 +70,8 @@ int vendor_host_map(struct weft_gpu *base, void *host, uint64_t len, void **dev)
     if (rc)
         return rc;
     int result = vendor->host_register(host, len);
-    bool before = result == VENDOR_EREGISTERED && is_pinned(vendor, host, len);
+    /* what is in the way may be a part, or a page that it shares with its neighbour */
+    bool before = result == VENDOR_EREGISTERED && vendor->host_pinned((uintptr_t)host, len) == 0;
     if (result == 0 || before) {
         result = vendor->host_addr(host, &at);
         if (result && !before)

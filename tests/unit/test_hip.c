@@ -2,6 +2,8 @@
 /* What programs see of gpu/hip beside its memory: the thread's device and last error, over the double of AMD's runtime. */
 #include "contract/duo.h"
 
+#include <dlfcn.h>
+
 #include "gpu/hip/hip_api.h"
 #include "gpu/vendor/vendor_result.h"
 #include "weft/gpu.h"
@@ -28,7 +30,7 @@ static void the_threads_device_stays(void **state)
     struct weft_gpu *gpu;
     uint8_t handle[WEFT_GPU_IPC_BYTES], bytes[LEN] = {0};
     void *addr, *dev;
-    assert_int_equal(OPS->probe(), 2);
+    assert_int_equal(OPS->probe(), 4);
     WEFT_OK(OPS->open(1, &gpu));
     assert_int_equal(device(), 0);
     WEFT_OK(OPS->alloc(gpu, LEN, &addr));
@@ -59,7 +61,7 @@ static void the_threads_last_error_is_its_own(void **state)
     struct weft_gpu_job *job;
     uint8_t handle[WEFT_GPU_IPC_BYTES] = {0}, bytes[LEN] = {0};
     void *addr, *dev;
-    assert_int_equal(OPS->probe(), 2);
+    assert_int_equal(OPS->probe(), 4);
     hipGetLastError();
     WEFT_OK(OPS->open(0, &gpu));
     assert_int_equal(OPS->query(bytes, &range), 0);
@@ -85,16 +87,25 @@ static void the_threads_last_error_is_its_own(void **state)
     OPS->close(gpu);
 }
 
+/* The list begins with another one, which is not the process's. */
+static void the_runtime_is_the_processs_own(void **state)
+{
+    (void)state;
+    assert_int_equal(OPS->present(), 1);
+    assert_int_equal(OPS->probe(), 4);
+    assert_null(dlopen(getenv("FAKE_HIP_OTHER"), RTLD_LAZY | RTLD_NOLOAD));
+}
+
 static void what_devices_are(void **state)
 {
     (void)state;
     struct weft_gpu_device what;
-    WEFT_OK(OPS->describe(1, &what));
-    assert_string_equal(what.pci, "0000:18:00.0");
+    WEFT_OK(OPS->describe(3, &what));
+    assert_string_equal(what.pci, "0000:1a:00.0"); /* the runtime says 1A */
     assert_int_equal(what.wave, 64);
     assert_int_equal(OPS->link(0, 0), WEFT_GPU_LINK_SELF);
     assert_int_equal(OPS->link(0, 1), WEFT_GPU_LINK_FABRIC);
-    assert_true(OPS->link(0, 2) < 0);
+    assert_true(OPS->link(0, 4) < 0);
     assert_true(OPS->link(-1, 0) < 0);
 }
 
@@ -103,6 +114,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_threads_device_stays),
         cmocka_unit_test(the_threads_last_error_is_its_own),
+        cmocka_unit_test(the_runtime_is_the_processs_own),
         cmocka_unit_test(what_devices_are),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

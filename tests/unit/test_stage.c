@@ -203,6 +203,33 @@ static void short_pieces_to_two_gpus(void **state)
     test_mem_close(&other);
 }
 
+/* A registration that is longer than what was allocated: what lies behind is refused, and nothing else is lost. */
+static void beyond_what_was_allocated(void **state)
+{
+    (void)state;
+    enum { N = 90, STEP = 1000 };
+    struct two t;
+    two_open(&t, "devices=1", 0, 0);
+    struct weft_local local[N];
+    struct weft_remote longer, remote[N];
+    weft_mem_t mem = reg(t.b, t.far.at, LEN + (1 << 20));
+    uint64_t end = (uint64_t)(t.far.base + t.far.size - t.far.at);
+    WEFT_OK(weft_mem_advertise(mem, t.far.at, LEN + (1 << 20), &longer));
+    for (size_t i = 0; i < N; i++) {
+        local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
+        WEFT_OK(weft_remote_slice(&longer, end - STEP / 2, STEP, &remote[i]));
+    }
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = local,
+                          .nlocal = N,
+                          .remote = remote,
+                          .nremote = N};
+    assert_true(weft_transfer(t.conn, &x, T, NULL) < 0);
+    works(&t);
+    two_close(&t);
+}
+
 /* What core reads and writes with a processor of its own. */
 static void what_has_to_be_the_hosts(void **state)
 {
@@ -607,6 +634,7 @@ int main(void)
         cmocka_unit_test(to_and_from_a_side_without_gpus),
         cmocka_unit_test(all_kinds_in_one_operation),
         cmocka_unit_test(short_pieces_to_two_gpus),
+        cmocka_unit_test(beyond_what_was_allocated),
         cmocka_unit_test(what_has_to_be_the_hosts),
         cmocka_unit_test(no_memory_to_pin),
         cmocka_unit_test(a_device_that_is_lost),

@@ -45,6 +45,9 @@ static void a_machine_without_gpus_says_so(void **state)
         const char *library, *settings, *says;
     } cases[] = {{"there-is-none.so", "", subject->package},
                  {"libc.so.6", "", subject->lacks},
+                 {",there-is-none.so,,libc.so.6,", "", subject->lacks},
+                 {"there-is-none.so,fstab,nor-this", "", "there-is-none.so"},
+                 {",", "", "names no file"},
                  {NULL, "init=34", "stub"},
                  {NULL, "init=100", "no CUDA-capable device"}};
     int any;
@@ -199,6 +202,24 @@ static void what_is_many_and_short_is_one_launch(void **state)
     weft_config_set(subject->kernels, NULL);
 }
 
+/* What another context has: an engine copies it. */
+static void whose_context_it_is(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("foreign=0");
+    struct weft_gpu_range range;
+    void *addr;
+    WEFT_OK(OPS->alloc(gpu, 100, &addr));
+    assert_int_equal(OPS->query(addr, &range), 1);
+    assert_int_equal(range.reached, 1);
+    setenv("FAKE_CUDA", "foreign=1", 1);
+    assert_int_equal(cuInit(0), 0);
+    assert_int_equal(OPS->query(addr, &range), 1);
+    assert_int_equal(range.reached, strcmp(test_gpu(), "hip") == 0); /* which has no contexts */
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
 static void dmabufs(void **state)
 {
     (void)state;
@@ -264,6 +285,7 @@ int main(void)
         cmocka_unit_test(a_device_that_is_lost),
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(what_is_many_and_short_is_one_launch),
+        cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),
         cmocka_unit_test(the_driver_stays),

@@ -30,6 +30,7 @@ struct weft_gpu_range {
     uint64_t len;  /* of that allocation */
     uint32_t kind; /* WEFT_MEM_*: how a nic would register it */
     int ordinal;   /* device that owns it, -1: host memory */
+    int reached; /* 1: a context of the backend on that device reaches it with kernels; known once there is one */
 };
 
 #define WEFT_GPU_IPC_BYTES 128
@@ -88,8 +89,8 @@ typedef int weft_gpu_copy_fn(struct weft_gpu *gpu, void *dst, const void *src, u
 /*
  * copy_start (optional): begin copies, in any order and at once, and do not wait. Host memory that is not
  * mapped (host_map) may be read before it returns.
- * flags: WEFT_GPU_REACHED, the device's own kernels reach all of it at these addresses: its own memory, what ipc_open of
- *        this context has mapped, and host memory whose host_map of any context gave the same address. A backend may copy
+ * flags: WEFT_GPU_REACHED, the device's own kernels reach all of it at these addresses: its own memory of which query says
+ *        so (`reached`), what ipc_open of this context has mapped, and host memory whose host_map of any context gave the same address. A backend may copy
  *        with one kernel what is many and short.
  * Owns:    the list is the caller's when it returns; the memory is the backend's until copy_done says so.
  * Returns: 0 and *job, NULL if all is done; or a code, with nothing under way.

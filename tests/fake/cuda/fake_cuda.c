@@ -37,7 +37,7 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels;
+    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift;
     size_t memory;
     const struct settings *older;
 };
@@ -90,6 +90,10 @@ static void read_settings(void)
             now.ipc = (unsigned)value;
         else if (!strncmp(item, "kernels=", 8))
             now.kernels = (unsigned)value;
+        else if (!strncmp(item, "foreign=", 8))
+            now.foreign = (unsigned)value;
+        else if (!strncmp(item, "shift=", 6))
+            now.shift = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -293,12 +297,14 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
     return rc;
 }
 
-/* What this process has of them. */
+/* What this process has of them, and has mapped. */
 int cuMemGetInfo_v2(size_t *bytes, size_t *total)
 {
     pthread_mutex_lock(&lock);
     *total = set->memory;
-    *bytes = set->memory - used;
+    *bytes = set->memory;
+    for (int i = 0; i < MOST; i++)
+        *bytes -= allocs[i].bytes ? allocs[i].len : 0;
     pthread_mutex_unlock(&lock);
     return device_of() < 0 ? NO_CONTEXT : VENDOR_OK;
 }
@@ -334,6 +340,9 @@ int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr
         switch (attributes[i]) {
         case CUDA_OF_TYPE:
             *(unsigned *)values[i] = alloc ? CUDA_TYPE_DEVICE : pin ? CUDA_TYPE_HOST : 0;
+            break;
+        case CUDA_OF_CONTEXT:
+            *(intptr_t *)values[i] = alloc ? alloc->device + 1 + (set->foreign ? 100 : 0) : 0;
             break;
         case CUDA_OF_MANAGED:
             *(unsigned *)values[i] = 0;
@@ -609,7 +618,7 @@ int fake_cuda_pinned(void)
 int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
 {
     (void)flags;
-    *addr = (uintptr_t)host;
+    *addr = (uintptr_t)host + set->shift;
     return VENDOR_OK;
 }
 
@@ -639,12 +648,12 @@ static bool is_reached(cuda_addr addr, size_t len, int device)
 {
     const struct alloc *alloc = alloc_of(addr);
     if (alloc)
-        return len <= alloc->len - (addr - (uintptr_t)alloc->addr) &&
+        return !set->foreign && len <= alloc->len - (addr - (uintptr_t)alloc->addr) &&
                alloc->device ==
                    device; /* that of the context in which it was mapped, if it is another process's */
     const uint8_t *host = (const uint8_t *)(uintptr_t)addr;
     const struct pin *pin = pin_of(host, len);
-    return pin && pin->host <= host && host + len <= pin->host + pin->len;
+    return pin && !set->shift && pin->host <= host && host + len <= pin->host + pin->len;
 }
 
 /* With the lock held. */

@@ -212,9 +212,11 @@ static int leave(int result)
 
 /* --- streams and events ----------------------------------------------------------------------------------- */
 
-/* The default one has no handle. */
+/* The default one has no handle, and NVIDIA's handle of it is none here. */
 static cuda_stream_t stream_of(void *stream)
 {
+    if (stream == (void *)1)
+        abort();
     return stream ? stream : (cuda_stream_t)1;
 }
 
@@ -337,9 +339,13 @@ int hipPointerGetAttributes(struct hip_pointer *out, const void *addr)
     return say(result);
 }
 
+/* What is pinned already is no error, and the end of one is the end of the other, as with AMD's. */
 int hipHostRegister(void *host, size_t len, unsigned flags)
 {
-    DO(cuda.host_register(host, len, flags));
+    int result = enter();
+    if (result == VENDOR_OK)
+        result = leave(cuda.host_register(host, len, flags));
+    return say(result == VENDOR_EREGISTERED ? VENDOR_OK : result);
 }
 
 int hipHostUnregister(void *host)
