@@ -46,21 +46,32 @@ static bool is_loaded(const char *files)
     return opened;
 }
 
-/* It is asked for with each registration, and each name that is not there takes some 10 us to find out: so absence is
- * remembered until something is loaded. FNV-1a of the setting, which may change. */
-int weft_library_present(struct weft_library *library)
+/* FNV-1a of the setting, which may change, and of what is loaded. */
+static uint64_t circumstances(const char *files)
 {
-    const char *files = weft_config_str(library->setting);
     uint64_t loads = 0, hash = UINT64_C(0xcbf29ce484222325);
     dl_iterate_phdr(count_loads, &loads);
     for (const char *c = files; *c; c++)
         hash = (hash ^ (uint8_t)*c) * UINT64_C(0x100000001b3);
-    hash = (hash ^ loads) * UINT64_C(0x100000001b3);
-    if (__atomic_load_n(&library->absent, __ATOMIC_RELAXED) == hash)
+    return (hash ^ loads) * UINT64_C(0x100000001b3);
+}
+
+/* Not there, or of no use. */
+static void remember(struct weft_library *library, const char *files)
+{
+    __atomic_store_n(&library->absent, circumstances(files), __ATOMIC_RELAXED);
+}
+
+/* It is asked for with each registration, each name that is not there takes some 10 us to find out, and a library that
+ * finds no device milliseconds: so that is remembered until something is loaded. */
+int weft_library_present(struct weft_library *library)
+{
+    const char *files = weft_config_str(library->setting);
+    if (__atomic_load_n(&library->absent, __ATOMIC_RELAXED) == circumstances(files))
         return 0;
     if (is_loaded(files))
         return 1;
-    __atomic_store_n(&library->absent, hash, __ATOMIC_RELAXED);
+    remember(library, files);
     return 0;
 }
 
@@ -77,10 +88,8 @@ static int load_file(struct weft_library *library, const char *file, int flags, 
         return weft_fail(WEFT_ENODEV, "%s: %s (%s)", library->whose, why ? why : file,
                          library->package);
     }
-    int rc = library->fill(handle);
-    if (rc)
-        dlclose(handle);
-    return rc;
+    return library->fill(
+        handle); /* a runtime that has begun is not unloaded: not all do that well */
 }
 
 /* What the process has already, and nothing else then: two of them in one process would not know of each other. Else the first
@@ -122,6 +131,8 @@ int weft_library_open(struct weft_library *library)
         rc = load(library, files);
     if (rc == 0)
         strcpy(library->loaded, files);
+    else if (!*library->loaded)
+        remember(library, files);
     pthread_mutex_unlock(&library->lock);
     return rc;
 }

@@ -346,14 +346,15 @@ struct weft_library {
     const char *setting; /* of core/config.c: the library's file, or several, separated by commas: the first
                           * that this process has, else the first that there is */
     const char *package; /* that has it, for messages */
-    int (*fill)(void *opened); /* finds the functions; what it refuses is closed */
+    int (*fill)(
+        void *opened); /* finds the functions; what it refuses is asked again, and stays loaded */
     pthread_mutex_t lock;
     uint64_t absent; /* what was so when it was looked for last, and was not there */
     char loaded[256];
 };
 #define WEFT_LIBRARY(...) {.lock = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
 
-/* 1: it is in this process already, whoever has loaded it; else 0. */
+/* 1: it is in this process already, whoever has loaded it; else 0, and 0 while it was refused and nothing was loaded since. */
 WEFT_API int weft_library_present(struct weft_library *library);
 /* 0 once `fill` has succeeded; WEFT_ENODEV: no such file, or another one is in use. Any thread. */
 WEFT_API int weft_library_open(struct weft_library *library);
