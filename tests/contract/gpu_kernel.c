@@ -171,6 +171,23 @@ static void copies_of_what_the_device_reaches(void **state)
         ops->host_unmap(gpu, s->back);
 }
 
+/* Without a stream it is done on return: a processor looks, and asks the backend nothing. */
+static void launch_waits(void **state)
+{
+    struct sides *s = *state;
+    void *dev;
+    int rc = ops->host_map(gpu, s->back, LEN, &dev);
+    WEFT_OK(rc);
+    struct weft_copy_args args = {.n = 1,
+                                  .chunks = LEN / WEFT_COPY_CHUNK,
+                                  .range = {{(uintptr_t)dev, (uintptr_t)s->from, LEN}}};
+    memset(s->back, 0, LEN);
+    WEFT_OK(launch(&args, 4, 256));
+    assert_memory_equal(s->back, s->bytes, LEN);
+    if (rc == 0)
+        ops->host_unmap(gpu, s->back);
+}
+
 static void launches_that_cannot_be(void **state)
 {
     struct sides *s = *state;
@@ -206,11 +223,9 @@ int main(void)
 {
     const struct weft_gpu_backend *backend = weft_gpu_find(test_gpu());
     const struct CMUnitTest tests[] = {
-        TEST(every_alignment),
-        TEST(every_length),
-        TEST(every_shape),
-        TEST(copies_of_what_the_device_reaches),
-        TEST(launches_that_cannot_be),
+        TEST(every_alignment), TEST(every_length),
+        TEST(every_shape),     TEST(copies_of_what_the_device_reaches),
+        TEST(launch_waits),    TEST(launches_that_cannot_be),
     };
     if (!backend || backend->ops->probe() <= 0) {
         fprintf(stderr, "%s: %s\n", backend ? "skipped" : "WEFT_TEST_GPU", weft_last_error());

@@ -14,6 +14,7 @@
 extern const struct weft_gpu_backend weft_gpu_cuda, weft_gpu_hip;
 int cuInit(unsigned flags);
 int fake_cuda_launches(void);
+int fake_cuda_modules(void);
 
 static const struct subject {
     const struct weft_gpu_backend *backend;
@@ -186,6 +187,7 @@ static void what_is_many_and_short_is_one_launch(void **state)
 {
     (void)state;
     struct weft_gpu *gpu = open_with("lost=0");
+    assert_int_equal(fake_cuda_modules(), 1);
     assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 1);
     assert_int_equal(launches_of(gpu, 300, 1000, WEFT_GPU_REACHED), 3);
     assert_int_equal(launches_of(gpu, 128, 1000, 0), 0); /* it may be where kernels fault */
@@ -200,6 +202,27 @@ static void what_is_many_and_short_is_one_launch(void **state)
     assert_int_equal(launches_of(gpu, 128, 1000, WEFT_GPU_REACHED), 0);
     OPS->close(gpu);
     weft_config_set(subject->kernels, NULL);
+    assert_int_equal(fake_cuda_modules(), 0);
+}
+
+/* Nothing of it is under way: the memory is the caller's again. */
+static void a_start_that_fails_midway(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("delay=100");
+    uint8_t bytes[64], back[64] = {0}, then[64];
+    struct weft_gpu_job *job = NULL;
+    uint8_t *addr;
+    test_fill(bytes, sizeof bytes, 1, 0);
+    WEFT_OK(OPS->alloc(gpu, sizeof bytes, (void **)&addr));
+    WEFT_OK(OPS->copy(gpu, addr, bytes, sizeof bytes, NULL));
+    const struct weft_gpu_copy list[] = {{back, addr, 32}, {back, addr + 40, 64}};
+    for (int way = 0; way < 8; way++) /* more than there are streams */
+        WEFT_FAILS(-EINVAL, OPS->copy_start(gpu, list, 2, 0, &job));
+    memcpy(then, back, sizeof back);
+    OPS->free(gpu, addr);
+    OPS->close(gpu); /* what is left on its streams happens now, in the double */
+    assert_memory_equal(back, then, sizeof back);
 }
 
 /* What another context has: an engine copies it. */
@@ -285,6 +308,7 @@ int main(void)
         cmocka_unit_test(a_device_that_is_lost),
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(what_is_many_and_short_is_one_launch),
+        cmocka_unit_test(a_start_that_fails_midway),
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),

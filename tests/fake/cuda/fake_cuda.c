@@ -625,16 +625,22 @@ int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
 /* --- kernels: what weft_copy would do is queued as copies ------------------------------------------------- */
 
 static int the_module, the_kernel;
+static _Atomic(int) modules;
 
 int cuModuleLoadData(void **module, const void *image)
 {
-    *module = &the_module;
-    return device_of() < 0 ? NO_CONTEXT : image && set->kernels ? VENDOR_OK : NO_BINARY;
+    int rc = device_of() < 0 ? NO_CONTEXT : image && set->kernels ? VENDOR_OK : NO_BINARY;
+    *module = rc ? NULL : &the_module;
+    modules += rc == VENDOR_OK;
+    return rc;
 }
 
 int cuModuleUnload(void *module)
 {
-    return module == &the_module ? VENDOR_OK : VENDOR_EINVAL;
+    if (module != &the_module)
+        return VENDOR_EINVAL;
+    modules--;
+    return VENDOR_OK;
 }
 
 int cuModuleGetFunction(void **kernel, void *module, const char *name)
@@ -692,6 +698,13 @@ int cuLaunchKernel(void *kernel, unsigned bx, unsigned by, unsigned bz, unsigned
 }
 
 __attribute__((visibility("default"))) int fake_cuda_launches(void);
+__attribute__((visibility("default"))) int fake_cuda_modules(void);
+
+/* That are loaded now. */
+int fake_cuda_modules(void)
+{
+    return modules;
+}
 
 int fake_cuda_launches(void)
 {
