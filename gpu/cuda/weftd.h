@@ -8,28 +8,11 @@
 #define WEFTD_KERNEL(name, type, most)                                                            \
     extern "C" __global__ void __launch_bounds__(most) name(const __grid_constant__ type args)
 #define WEFTD_FUNCTION static __device__ __forceinline__
+#define WEFTD_LANES 32
 #define WEFTD_UNROLL _Pragma("unroll")
 
 typedef uint4 weftd_vec16;
 
-WEFTD_FUNCTION uint32_t weftd_lanes(void)
-{
-    return 32;
-}
-
-WEFTD_FUNCTION uint32_t weftd_lane(void)
-{
-    return threadIdx.x % 32;
-}
-
-WEFTD_FUNCTION uint32_t weftd_wave(void)
-{
-    return (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-}
-
-WEFTD_FUNCTION uint32_t weftd_waves(void)
-{
-    return gridDim.x * blockDim.x / 32;
-}
+#include "kernels/grid.h"
 
 #endif

@@ -9,6 +9,7 @@
 #define WEFTD_KERNEL(name, type, most)                                                            \
     extern "C" __global__ void __launch_bounds__(most) name(const type args)
 #define WEFTD_FUNCTION static __device__ __forceinline__
+#define WEFTD_LANES 64
 #define WEFTD_UNROLL _Pragma("unroll")
 
 typedef uint4 weftd_vec16;
@@ -17,24 +18,6 @@ typedef uint4 weftd_vec16;
 #error "waves of 32 lanes (RDNA) are not supported"
 #endif
 
-WEFTD_FUNCTION uint32_t weftd_lanes(void)
-{
-    return 64;
-}
-
-WEFTD_FUNCTION uint32_t weftd_lane(void)
-{
-    return threadIdx.x % 64;
-}
-
-WEFTD_FUNCTION uint32_t weftd_wave(void)
-{
-    return (blockIdx.x * blockDim.x + threadIdx.x) / 64;
-}
-
-WEFTD_FUNCTION uint32_t weftd_waves(void)
-{
-    return gridDim.x * blockDim.x / 64;
-}
+#include "kernels/grid.h"
 
 #endif
