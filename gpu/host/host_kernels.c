@@ -6,6 +6,10 @@
 #include <errno.h>
 #include <string.h>
 
+/* gcc does not see that a word is stored only where it was loaded. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 #include "kernels/copy.cu"
 
 __thread struct weftd_at weftd_at;
