@@ -109,14 +109,6 @@ static void nothing_is_missing(void **state)
     }
 }
 
-/* 1: skip. */
-static int cannot(void)
-{
-    if (strcmp(test_gpu(), "cuda") != 0)
-        return 1;
-    return !symbol("cuMemGetInfo_v2");
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -126,9 +118,9 @@ int main(void)
         KILLED(it_is_written_to), cmocka_unit_test(nothing_is_missing),
         KILLED(it_is_read),       cmocka_unit_test(nothing_is_missing),
     };
-    if (cannot()) {
+    if (strcmp(test_gpu(), "cuda") != 0 || !symbol("cuMemGetInfo_v2")) {
         fprintf(stderr, "skipped: no driver of NVIDIA's to ask\n");
         return 77;
     }
-    return DUO_MAIN("endpoint_watch", tests);
+    return DUO_MAIN("gpu_watch", tests);
 }
