@@ -40,6 +40,18 @@ static struct known_transport transports[MAX_BACKENDS];
 static struct known_gpu gpus[MAX_BACKENDS];
 static int ntransports, ngpus;
 
+static int default_link_pass(struct weft_link *link, int fd)
+{
+    (void)link, (void)fd;
+    return weft_fail(WEFT_EUNSUPPORTED, "this transport passes no descriptors");
+}
+
+static int default_link_take(struct weft_link *link, int *fd)
+{
+    (void)fd;
+    return default_link_pass(link, -1);
+}
+
 static int default_wait_fd(struct weft_nic *nic)
 {
     (void)nic;
@@ -159,6 +171,10 @@ static int add_transport(const struct weft_transport *t, int from_module)
     k->ops = *t->ops;
     k->transport.ops = &k->ops;
     k->from_module = from_module;
+    if (!k->ops.link_pass || !k->ops.link_take) {
+        k->ops.link_pass = default_link_pass;
+        k->ops.link_take = default_link_take;
+    }
     if (!k->ops.wait_fd)
         k->ops.wait_fd = default_wait_fd;
     if (!k->ops.rx_release)

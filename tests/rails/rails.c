@@ -153,6 +153,16 @@ static int rails_link_recalled(struct weft_link *link)
     return local()->link_recalled(link);
 }
 
+static int rails_link_pass(struct weft_link *link, int fd)
+{
+    return local()->link_pass(link, fd);
+}
+
+static int rails_link_take(struct weft_link *link, int *fd)
+{
+    return local()->link_take(link, fd);
+}
+
 static int rails_post(struct weft_link *link, const struct weft_cmd *cmds, int n)
 {
     int took = local()->post(link, cmds, n);
@@ -184,6 +194,8 @@ static const struct weft_transport_ops ops = {
     .link_leave = rails_link_leave,
     .link_recall = rails_link_recall,
     .link_recalled = rails_link_recalled,
+    .link_pass = rails_link_pass,
+    .link_take = rails_link_take,
     .post = rails_post,
     .poll = rails_poll,
     .wait_fd = rails_wait_fd,

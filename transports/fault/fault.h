@@ -103,6 +103,8 @@ weft_link_enter_fn fault_link_enter;
 weft_link_leave_fn fault_link_leave;
 weft_link_recall_fn fault_link_recall;
 weft_link_recalled_fn fault_link_recalled;
+weft_link_pass_fn fault_link_pass;
+weft_link_take_fn fault_link_take;
 weft_post_fn fault_post;
 /* Hand some queued cmds to the inner link. */
 void fault_link_progress(struct fault_link *link);

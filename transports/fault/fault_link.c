@@ -131,6 +131,18 @@ int fault_link_recalled(struct weft_link *base)
     return nic_of(link)->inner_ops->link_recalled(link->inner);
 }
 
+int fault_link_pass(struct weft_link *base, int fd)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    return link->inner ? nic_of(link)->inner_ops->link_pass(link->inner, fd) : WEFT_ELINK;
+}
+
+int fault_link_take(struct weft_link *base, int *fd)
+{
+    struct fault_link *link = (struct fault_link *)base;
+    return link->inner ? nic_of(link)->inner_ops->link_take(link->inner, fd) : WEFT_ELINK;
+}
+
 /* --- handing cmds down ---------------------------------------------------------------------- */
 
 /* Which goes next. None overtakes a fence, and a fence overtakes none. */

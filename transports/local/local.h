@@ -205,6 +205,7 @@ enum local_link_state {
     LOCAL_DOWN    /* LINK_DOWN was reported, or connecting failed: status says why */
 };
 
+#define LOCAL_PASSED 64
 struct local_link {
     struct weft_link base;
     struct local_source source;
@@ -243,6 +244,8 @@ struct local_link {
     bool direct_out; /* the peer copies from and to our memory itself */
     bool direct_in;  /* we copy from and to the peer's memory */
     struct local_id token, peer_token;
+    int passed[LOCAL_PASSED]; /* descriptors that nobody has taken yet, the oldest first */
+    int npassed;
     bool keyed; /* only who has the key may join */
     uint8_t key[WEFT_MAC];
     struct local_segment *segment;
@@ -352,6 +355,10 @@ int local_packet_recv(int fd, struct local_packet *packet, int *passed);
 void local_wake(struct local_link *link);
 /* Take wake-ups. False: the peer is gone. */
 bool local_wakes_take(struct local_link *link);
+/* Those that nobody has taken. */
+void local_passed_close(struct local_link *link);
+weft_link_pass_fn local_link_pass;
+weft_link_take_fn local_link_take;
 /* Process at the other end, 0 if it is not visible from here. */
 pid_t local_peer_pid(int fd);
 bool local_peer_gone(int fd);

@@ -107,6 +107,7 @@ void local_link_close(struct weft_link *base)
         local_segment_put(link->segment);
     nic->nlinks--;
     explicit_bzero(link->key, sizeof link->key);
+    local_passed_close(link);
     free(link->jobs);
     free(link->slots);
     free(link);

@@ -76,13 +76,14 @@ int local_dial(const struct local_id *socket_id, int *out)
     return rc;
 }
 
-int local_packet_send(int fd, const struct local_packet *packet, int pass)
+/* 0, or why not. pass: a descriptor that goes along, or -1. */
+static int send_bytes(int fd, const void *bytes, size_t len, int pass)
 {
     union {
         struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof pass)];
     } control;
-    struct iovec iov = {(void *)packet, sizeof *packet};
+    struct iovec iov = {(void *)bytes, len};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
     if (pass >= 0) {
         memset(&control, 0, sizeof control);
@@ -96,6 +97,11 @@ int local_packet_send(int fd, const struct local_packet *packet, int pass)
         return weft_fail(errno == EPIPE || errno == ECONNRESET ? WEFT_EPEER : -errno,
                          "local: cannot send to the peer: %m");
     return 0;
+}
+
+int local_packet_send(int fd, const struct local_packet *packet, int pass)
+{
+    return send_bytes(fd, packet, sizeof *packet, pass);
 }
 
 /* The first descriptor that came along; others are not wanted. */
@@ -118,26 +124,33 @@ static int take_passed(struct msghdr *msg)
     return kept;
 }
 
-int local_packet_recv(int fd, struct local_packet *packet, int *passed)
+/* The bytes of a packet, and what was passed with it. Returns recvmsg's. */
+static ssize_t recv_bytes(int fd, struct msghdr *msg, void *bytes, size_t len, int *passed)
 {
     union {
         struct cmsghdr head;
         char bytes[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec iov = {packet, sizeof *packet};
-    struct msghdr msg = {.msg_iov = &iov,
-                         .msg_iovlen = 1,
-                         .msg_control = &control,
-                         .msg_controllen = sizeof control};
-    *passed = -1;
-    ssize_t n = recvmsg(fd, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    struct iovec iov = {bytes, len};
+    *msg = (struct msghdr){.msg_iov = &iov,
+                           .msg_iovlen = 1,
+                           .msg_control = &control,
+                           .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(fd, msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    *passed = n > 0 ? take_passed(msg) : -1;
+    if (n > 0 && *passed < 0 && msg->msg_flags & MSG_CTRUNC)
+        *passed = LOCAL_NO_ROOM;
+    return n;
+}
+
+int local_packet_recv(int fd, struct local_packet *packet, int *passed)
+{
+    struct msghdr msg;
+    ssize_t n = recv_bytes(fd, &msg, packet, sizeof *packet, passed);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return WEFT_EAGAIN;
     if (n <= 0)
         return weft_fail(WEFT_EPEER, "local: peer has closed the connection");
-    *passed = take_passed(&msg);
-    if (*passed < 0 && msg.msg_flags & MSG_CTRUNC)
-        *passed = LOCAL_NO_ROOM;
     if ((size_t)n == sizeof *packet && !(msg.msg_flags & MSG_TRUNC))
         return 0;
     if (*passed >= 0)
@@ -157,14 +170,50 @@ void local_wake(struct local_link *link)
 bool local_wakes_take(struct local_link *link)
 {
     char bytes[sizeof(struct local_packet)];
+    struct msghdr msg;
+    int passed;
     for (int i = 0; i < WAKES_PER_LOOK; i++) {
-        ssize_t n = recv(link->source.fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        ssize_t n = recv_bytes(link->source.fd, &msg, bytes, sizeof bytes, &passed);
         if (n < 0)
             return errno == EAGAIN || errno == EINTR;
         if (n == 0)
             return false;
+        if (passed != -1 && link->npassed < LOCAL_PASSED)
+            link->passed[link->npassed++] = passed;
+        else if (passed >= 0)
+            close(passed);
     }
     return true;
+}
+
+int local_link_pass(struct weft_link *base, int fd)
+{
+    const struct local_link *link = (const struct local_link *)base;
+    char byte = 0; /* a wake-up, too */
+    if (link->state != LOCAL_UP)
+        return weft_fail(WEFT_ELINK, "local: the link is not there");
+    return send_bytes(link->source.fd, &byte, 1, fd);
+}
+
+int local_link_take(struct weft_link *base, int *fd)
+{
+    struct local_link *link = (struct local_link *)base;
+    if (!link->npassed) /* reading it here would take a wake-up from who sleeps */
+        return link->state == LOCAL_UP ? WEFT_EAGAIN
+                                       : weft_fail(WEFT_ELINK, "local: the link is not there");
+    int passed = link->passed[0];
+    memmove(link->passed, link->passed + 1, (size_t)--link->npassed * sizeof *link->passed);
+    if (passed < 0)
+        return weft_fail(-EMFILE, "local: no descriptor is left for what the peer passes");
+    *fd = passed;
+    return 0;
+}
+
+void local_passed_close(struct local_link *link)
+{
+    while (link->npassed)
+        if (link->passed[--link->npassed] >= 0)
+            close(link->passed[link->npassed]);
 }
 
 pid_t local_peer_pid(int fd)

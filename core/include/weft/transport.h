@@ -235,11 +235,19 @@ typedef void weft_link_close_fn(struct weft_link *link);
  *                In any state of the link, as link_recalled.
  * link_recalled: 1: nobody is inside who entered before this turn; or the peer is gone. Else 0: call again.
  * Default: there is none (attr.enters is 0).
+ *
+ * link_pass, link_take (optional, both; with attr.enters): a descriptor for the peer, on a connected link.
+ *
+ * link_pass: fd stays the caller's. 0; or a code, and none is passed.
+ * link_take: the next one that the peer has passed, in its order: the caller's. WEFT_EAGAIN: there is none, or not yet.
+ * Default: WEFT_EUNSUPPORTED.
  */
 typedef int weft_link_enter_fn(struct weft_link *link, uint32_t turn);
 typedef void weft_link_leave_fn(struct weft_link *link, uint32_t turn);
 typedef uint32_t weft_link_recall_fn(struct weft_link *link);
 typedef int weft_link_recalled_fn(struct weft_link *link);
+typedef int weft_link_pass_fn(struct weft_link *link, int fd);
+typedef int weft_link_take_fn(struct weft_link *link, int *fd);
 
 /*
  * post: hand up to n cmds to a connected link.
@@ -304,6 +312,8 @@ struct weft_transport_ops {
     weft_link_leave_fn *link_leave;
     weft_link_recall_fn *link_recall;
     weft_link_recalled_fn *link_recalled;
+    weft_link_pass_fn *link_pass;
+    weft_link_take_fn *link_take;
     weft_wait_fd_fn *wait_fd;
     weft_rx_release_fn *rx_release;
     weft_extension_fn *extension;
