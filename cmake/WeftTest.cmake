@@ -223,7 +223,7 @@ function(weft_add_efa_double_test double file)
 endfunction()
 
 function(weft_add_gpu_test file)
-    weft__test_program(contract_${file} SOURCES contract/${file}.c helpers.c memory.c)
+    weft__test_program(contract_${file} SOURCES contract/${file}.c helpers.c memory.c driver.c)
     get_property(gpus GLOBAL PROPERTY WEFT_GPU_TESTED)
     foreach(gpu IN LISTS gpus)
         weft__test_entry(contract.${file}.${gpu} contract_${file} LABELS contract gpu

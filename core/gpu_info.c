@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #define TRIED 65536 /* bytes of an allocation that is tried */
 
@@ -68,9 +69,13 @@ int weft_gpu_link(const char *backend, int from, int to)
 static bool is_mappable(struct weft__endpoint *ep, int ordinal, void *addr)
 {
     uint8_t handle[WEFT_GPU_IPC_BYTES];
+    int fd = -1;
     if (!ep->ipc || weft__gpu_need(ep, ordinal))
         return false;
-    return ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, handle) == 0;
+    int rc = ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, TRIED, handle, &fd);
+    if (fd >= 0)
+        close(fd);
+    return rc == 0;
 }
 
 /* Do the nics reach what was registered? */

@@ -11,15 +11,19 @@
 #include "endpoint.h"
 #include "mem.h"
 #include "msg.h"
+#include "span.h"
 #include "stage.h"
 #include "util.h"
 
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BUCKETS 256
 #define AT_HOME (-1)                 /* mapping->wanted: the GPU whose memory it is */
+#define TAKE_NS                                                                                   \
+    ((uint64_t)1000000000) /* the descriptor is sent before the message that tells of it */
 #define PIN_MOST ((uint64_t)1 << 30) /* to pin more takes a second and longer */
 
 /* In one GPU's context. */
@@ -38,11 +42,15 @@ struct weft__import {
     struct weft__conn *conn;
     uint64_t key, addr, len;
     uint32_t access;
-    enum { IMPORT_ASKED, IMPORT_THERE, IMPORT_REFUSED } state;
+    enum { IMPORT_ASKED, IMPORT_TAKING, IMPORT_THERE, IMPORT_REFUSED } state;
     bool gone;      /* the peer has taken it back, or is gone */
     bool unknown;   /* refused: the peer has no such key, so there will be no END */
     bool own;       /* the peer is this process */
+    bool direct;    /* and its memory is there without being mapped */
     uint32_t users; /* copies, and mappings that are being made */
+    struct weft__chore take; /* the descriptor that belongs to the handle */
+    uint64_t take_by;        /* weft_now */
+    int fd;                  /* it, until it was used; or -1 */
     char pci[WEFT__IPC_PCI];
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     struct mapping *mappings;
@@ -84,9 +92,11 @@ static void mapping_closed(struct weft__endpoint *ep, struct weft__chore *chore)
 static void import_free(struct weft__import *import)
 {
     struct weft__endpoint *ep = import->conn->ep;
+    if (import->fd >= 0)
+        close(import->fd);
     for (struct mapping *mapping = import->mappings, *next; mapping; mapping = next) {
         next = mapping->next;
-        if (mapping->state != MAPPING_THERE || import->own) {
+        if (mapping->state != MAPPING_THERE || import->direct) {
             free(mapping);
             continue;
         }
@@ -118,20 +128,20 @@ static int check_mapped(const struct weft_gpu_ops *ops, const struct weft__impor
                         void *addr)
 {
     struct weft_gpu_range range;
-    int rc = ops->query(addr, &range);
-    if (rc < 0)
-        return rc;
-    return rc && weft__contains((uintptr_t)range.base, range.len, (uintptr_t)addr, import->len)
-               ? 0
-               : weft_fail(WEFT_EPROTO, "the peer's memory is shorter than it says");
+    int rc = weft__gpu_span(ops, addr, import->len, &range);
+    return rc ? (rc < 0 ? rc : 0)
+              : weft_fail(WEFT_EPROTO, "the peer's memory is shorter than it says");
 }
 
-static int map(struct weft__endpoint *ep, const struct weft__import *import,
-               struct mapping *mapping)
+/* In another context the backend knows what is open. */
+static int map(struct weft__endpoint *ep, struct weft__import *import, struct mapping *mapping)
 {
     const struct weft_gpu_ops *ops = ep->gpu->ops;
     struct weft_gpu *gpu = weft__gpu_opened(ep, mapping->ordinal);
-    int rc = ops->ipc_open(gpu, import->handle, &mapping->addr);
+    int rc = ops->ipc_open(gpu, import->handle, import->fd, &mapping->addr);
+    if (import->fd >= 0)
+        close(import->fd);
+    import->fd = -1;
     if (rc)
         return rc;
     rc = check_mapped(ops, import, mapping->addr);
@@ -145,24 +155,22 @@ static bool is_reached(const struct weft_gpu_ops *ops, const struct mapping *map
 {
     const struct weft__import *import = mapping->import;
     struct weft_gpu_range range;
-    return !import->own ||
-           (ops->query(mapping->addr, &range) == 1 && range.reached &&
-            range.ordinal == mapping->ordinal &&
-            weft__contains((uintptr_t)range.base, range.len, import->addr, import->len));
+    return !import->direct || (weft__gpu_span(ops, mapping->addr, import->len, &range) == 1 &&
+                               range.reached && range.ordinal == mapping->ordinal);
 }
 
 static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
 {
     struct mapping *mapping = mapping_of(chore);
-    const struct weft__import *import = mapping->import;
+    struct weft__import *import = mapping->import;
     const struct weft_gpu_ops *ops = ep->gpu->ops;
     int ordinal = mapping->wanted == AT_HOME ? find_home(ops, import->pci) : mapping->wanted;
     mapping->ordinal = ordinal;
-    mapping->addr = import->own ? (void *)(uintptr_t)import->addr : NULL;
+    mapping->addr = import->direct ? (void *)(uintptr_t)import->addr : NULL;
     int rc = ordinal < 0
                  ? weft_fail(WEFT_ENODEV, "its GPU, %s, is none of this process's", import->pci)
                  : weft__chore_gpu(ep, ordinal);
-    if (rc == 0 && !import->own)
+    if (rc == 0 && !import->direct)
         rc = map(ep, import, mapping);
     mapping->reached = rc == 0 && is_reached(ops, mapping);
     if (rc)
@@ -253,11 +261,57 @@ static bool ask(struct weft__conn *conn, uint64_t key)
     forget_unknown(at);
     import->conn = conn;
     import->key = key;
+    import->fd = -1;
     import->next = *at;
     *at = import;
     weft__put_u64(&w, key);
     weft__msg_post(conn, &head, body, sizeof body);
     return true;
+}
+
+static struct weft__import *taker_of(struct weft__chore *chore)
+{
+    return (struct weft__import *)(void *)((char *)chore - offsetof(struct weft__import, take));
+}
+
+/* Descriptors come as their MAPs do, and these as they were asked for: so do the chores. */
+static void take_run(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct weft__import *import = taker_of(chore);
+    struct weft__link *link = import->conn->links[0];
+    (void)ep;
+    weft__lane_lock(link->lane);
+    chore->status = link->tl ? link->lane->nic->transport->ops->link_take(link->tl, &import->fd)
+                             : WEFT_ELINK;
+    weft__lane_unlock(link->lane);
+    if (chore->status == WEFT_EAGAIN && weft_now() > import->take_by)
+        chore->status = weft_fail(WEFT_EPROTO, "the peer has not passed what it says");
+    if (chore->status && chore->status != WEFT_EAGAIN)
+        weft_log(WEFT_LOG_INFO, "conn", "memory of the peer's GPU is staged: %s",
+                 weft_last_error());
+}
+
+static void take_done(struct weft__endpoint *ep, struct weft__chore *chore)
+{
+    struct weft__import *import = taker_of(chore);
+    struct weft__conn *conn = import->conn;
+    if (chore->status == WEFT_EAGAIN) {
+        weft__chore_push(ep, chore);
+        return;
+    }
+    import->state = chore->status ? IMPORT_REFUSED : IMPORT_THERE;
+    import_put(import);
+    weft__stage_release(conn);
+}
+
+static void take(struct weft__import *import)
+{
+    import->state = IMPORT_TAKING;
+    import->take = (struct weft__chore){.run = take_run, .done = take_done};
+    import->take_by = weft_now() + TAKE_NS;
+    import->users++;
+    weft__stage_hold(import->conn);
+    weft__chore_push(import->conn->ep, &import->take);
 }
 
 int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
@@ -267,19 +321,24 @@ int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t l
     int32_t status = (int32_t)weft__get_u32(&r);
     if (!import || import->state != IMPORT_ASKED || status > 0)
         return WEFT_EPROTO;
+    uint8_t passed = weft__get_u8(&r);
     import->access = weft__get_u32(&r);
     import->addr = weft__get_u64(&r);
     import->len = weft__get_u64(&r);
     weft__get(&r, import->pci, sizeof import->pci);
     weft__get(&r, import->handle, sizeof import->handle);
     import->pci[sizeof import->pci - 1] = 0;
-    if (r.bad || r.at != r.end || import->addr + import->len < import->addr)
+    if (r.bad || r.at != r.end || passed > 1 || import->addr + import->len < import->addr)
         return WEFT_EPROTO;
     /* which a peer of another process may say as well: the link knows better */
     const struct weft__link *link = link_of(conn);
     import->own = link && link->tl->own &&
                   weft__ipc_is_own(import->key, import->addr, import->len, import->access);
-    import->state = status ? IMPORT_REFUSED : IMPORT_THERE;
+    import->direct = import->own && !passed;
+    if (passed && !status)
+        take(import);
+    else
+        import->state = status ? IMPORT_REFUSED : IMPORT_THERE;
     import->unknown = status == WEFT_EKEY;
     weft__stage_fill(conn);
     return 0;
@@ -423,7 +482,7 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
     struct weft__import *import = find(&conn->ipc, piece->rkey);
     if (!import)
         return ask(conn, piece->rkey) ? WEFT__IPC_WAIT : WEFT__IPC_NONE;
-    if (import->state == IMPORT_ASKED)
+    if (import->state == IMPORT_ASKED || import->state == IMPORT_TAKING)
         return WEFT__IPC_WAIT;
     if (import->state == IMPORT_REFUSED || !may(import, piece, access))
         return WEFT__IPC_NONE; /* staged, or refused where the memory is */

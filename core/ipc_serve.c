@@ -33,6 +33,7 @@ struct making {
     struct weft__chore chore;
     struct weft__export *export;
     struct weft_gpu_device device;
+    bool passed; /* a descriptor, too */
     uint8_t handle[WEFT_GPU_IPC_BYTES];
 };
 
@@ -75,16 +76,17 @@ bool weft__ipc_is_own(uint64_t key, uint64_t addr, uint64_t len, uint32_t access
 
 /* --- made --------------------------------------------------------------------------------------- */
 
-/* u64 key, i32 status, u32 access, u64 addr, u64 len, pci, handle */
+/* u64 key, i32 status, u8 was a descriptor passed, u32 access, u64 addr, u64 len, pci, handle */
 static void answer(struct weft__conn *conn, uint64_t key, int status, const struct weft__reg *reg,
                    const struct making *making)
 {
-    uint8_t body[32 + WEFT__IPC_PCI + WEFT_GPU_IPC_BYTES] = {0};
+    uint8_t body[33 + WEFT__IPC_PCI + WEFT_GPU_IPC_BYTES] = {0};
     struct weft__writer w = {body, body + sizeof body, false};
     struct weft__msg_head head = {.type = WEFT__MSG_IPC_MAP};
     weft__put_u64(&w, key);
     weft__put_u32(&w, (uint32_t)status);
     if (status == 0) {
+        weft__put_u8(&w, making->passed);
         weft__put_u32(&w, reg->access);
         weft__put_u64(&w, (uintptr_t)reg->addr);
         weft__put_u64(&w, reg->len);
@@ -94,12 +96,27 @@ static void answer(struct weft__conn *conn, uint64_t key, int status, const stru
     weft__msg_post(conn, &head, body, sizeof body);
 }
 
+/* What belongs to the handle: before the message. */
+static int pass(struct weft__link *link, int fd)
+{
+    weft__lane_lock(link->lane);
+    int rc = link->tl ? link->lane->nic->transport->ops->link_pass(link->tl, fd) : WEFT_ELINK;
+    weft__lane_unlock(link->lane);
+    close(fd);
+    return rc;
+}
+
 static void run(struct weft__endpoint *ep, struct weft__chore *chore)
 {
     struct making *making = (struct making *)chore; /* the first member */
     const struct weft__reg *reg = making->export->reg;
     const struct weft_gpu_ops *ops = ep->gpu->ops;
-    chore->status = ops->ipc_export(weft__gpu_opened(ep, reg->ordinal), reg->addr, making->handle);
+    int fd = -1;
+    chore->status = ops->ipc_export(weft__gpu_opened(ep, reg->ordinal), reg->addr, reg->len,
+                                    making->handle, &fd);
+    making->passed = chore->status == 0 && fd >= 0;
+    if (making->passed)
+        chore->status = pass(making->export->link, fd);
     if (chore->status == 0)
         ops->describe(reg->ordinal, &making->device); /* what it does not tell is empty */
     else

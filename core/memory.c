@@ -11,6 +11,7 @@
 #include "op.h"
 #include "progress.h"
 #include "registry.h"
+#include "span.h"
 #include "util.h"
 #include "weft/gpu.h"
 
@@ -109,11 +110,12 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
     if (rc || !reg->apart)
         return rc;
     rc = weft__gpu_need(ep, reg->ordinal);
-    if (rc == 0 && !range.reached) /* which is known now */
-        rc = query(ep, reg->addr, &range);
-    reg->reached = range.reached && weft__contains((uintptr_t)range.base, range.len,
-                                                   (uintptr_t)reg->addr, reg->len);
-    return rc;
+    if (rc)
+        return rc;
+    rc = weft__gpu_span(ep->gpu->ops, reg->addr, reg->len,
+                        &range); /* what kernels reach is known now */
+    reg->reached = rc == 1 && range.reached;
+    return rc < 0 ? rc : 0;
 }
 
 /* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */

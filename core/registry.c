@@ -123,15 +123,16 @@ static int default_export_dmabuf(struct weft_gpu *gpu, void *addr, uint64_t len,
     return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: no dma-buf export", gpu->backend->name);
 }
 
-static int default_ipc_export(struct weft_gpu *gpu, void *addr, void *handle)
+static int default_ipc_export(struct weft_gpu *gpu, void *addr, uint64_t len, void *handle,
+                              int *fd)
 {
-    (void)addr, (void)handle;
+    (void)addr, (void)len, (void)handle, (void)fd;
     return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: no ipc", gpu->backend->name);
 }
 
-static int default_ipc_open(struct weft_gpu *gpu, const void *handle, void **addr)
+static int default_ipc_open(struct weft_gpu *gpu, const void *handle, int fd, void **addr)
 {
-    (void)handle, (void)addr;
+    (void)handle, (void)fd, (void)addr;
     return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: no ipc", gpu->backend->name);
 }
 
@@ -220,12 +221,11 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     }
     if (!k->ops.export_dmabuf)
         k->ops.export_dmabuf = default_export_dmabuf;
-    if (!k->ops.ipc_export)
+    if (!k->ops.ipc_export || !k->ops.ipc_open || !k->ops.ipc_close) {
         k->ops.ipc_export = default_ipc_export;
-    if (!k->ops.ipc_open)
         k->ops.ipc_open = default_ipc_open;
-    if (!k->ops.ipc_close)
         k->ops.ipc_close = default_ipc_close;
+    }
     if (!k->ops.extension)
         k->ops.extension = default_extension;
     return 0;

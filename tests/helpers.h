@@ -140,6 +140,8 @@ void test_mem_open_on(struct test_mem *mem, size_t len, size_t misalign, int gpu
 /* Where WEFT_TEST_MEMORY wants the memory of side 0 (A) or 1 (B): a GPU, or -1. It is "host" or "gpu0",
  * or two of these with a comma between them. */
 int test_memory(int side);
+/* WEFT_TEST_SEGMENT: bytes of a segment, if memory of GPUs is to be made of them (driver.h); else 0. */
+size_t test_segment(void);
 void test_mem_check_guards(const struct test_mem *mem);
 void test_mem_close(struct test_mem *mem);
 

@@ -2,6 +2,7 @@
 /*
  * Byte patterns, and memory with guards: the host's, or a GPU's, which is copied to look at it.
  */
+#include "driver.h"
 #include "helpers.h"
 
 #include <pthread.h>
@@ -54,12 +55,20 @@ static void copy(struct weft_gpu *gpu, void *to, const void *from, size_t len)
         WEFT_OK(weft_gpu_find(test_gpu())->ops->copy(gpu, to, from, len, NULL));
 }
 
+size_t test_segment(void)
+{
+    return (size_t)strtoull(test_env("WEFT_TEST_SEGMENT", "0"), NULL, 0);
+}
+
 static unsigned char *remember(struct test_mem mem)
 {
     pthread_mutex_lock(&lock);
     void *base = NULL;
     struct weft_gpu *gpu = gpu_open(mem.gpu - 1);
-    WEFT_OK(weft_gpu_find(test_gpu())->ops->alloc(gpu, mem.size, &base));
+    if (test_segment())
+        base = test_segments_alloc(mem.gpu - 1, mem.size, test_segment());
+    else
+        WEFT_OK(weft_gpu_find(test_gpu())->ops->alloc(gpu, mem.size, &base));
     int i = 0;
     while (i < MOST_APART && apart[i].base)
         i++;
@@ -76,7 +85,10 @@ static void forget(const struct test_mem *mem)
     pthread_mutex_lock(&lock);
     for (int i = 0; i < MOST_APART; i++)
         if (apart[i].base == mem->base) {
-            weft_gpu_find(test_gpu())->ops->free(gpus[mem->gpu - 1], mem->base);
+            if (test_segment())
+                test_segments_free(mem->base);
+            else
+                weft_gpu_find(test_gpu())->ops->free(gpus[mem->gpu - 1], mem->base);
             apart[i].base = NULL;
             __atomic_fetch_sub(&napart, 1, __ATOMIC_RELEASE);
         }

@@ -46,6 +46,23 @@ enum { CUDA_EVENT_NO_TIMES = 2 };
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
 enum { CUDA_IPC_PEERS = 1 };
 enum { CUDA_HANDLE_DMABUF = 1 };
+/* CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags */
+enum { CUDA_SEGMENT_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ_WRITE = 3 };
+
+/* CUmemAccessDesc: who may do what with a range */
+struct cuda_access {
+    int kind, device;
+    int may;
+};
+
+/* CUmemAllocationProp: of cuMemCreate, which tests call */
+struct cuda_segment_prop {
+    int type, handles; /* CUDA_SEGMENT_PINNED; the kinds that it can be exported as */
+    int at_kind, at_device;
+    void *windows;
+    unsigned char flags[8];
+};
+enum { CUDA_SEGMENT_PINNED = 1 };
 
 /* XX(member, symbol, parameters): all of them return a CUresult (vendor_result.h). */
 #define CUDA_FUNCTIONS(XX)                                                                        \
@@ -88,7 +105,16 @@ enum { CUDA_HANDLE_DMABUF = 1 };
         cuda_stream_t, void **, void **))                                                         \
     XX(ipc_get, cuIpcGetMemHandle, (struct cuda_ipc *, cuda_addr))                                \
     XX(ipc_open, cuIpcOpenMemHandle_v2, (cuda_addr *, struct cuda_ipc, unsigned))                 \
-    XX(ipc_close, cuIpcCloseMemHandle, (cuda_addr))
+    XX(ipc_close, cuIpcCloseMemHandle, (cuda_addr))                                               \
+    XX(segment_retain, cuMemRetainAllocationHandle, (uint64_t *, void *))                         \
+    XX(segment_release, cuMemRelease, (uint64_t))                                                 \
+    XX(segment_export, cuMemExportToShareableHandle, (void *, uint64_t, int, uint64_t))           \
+    XX(segment_import, cuMemImportFromShareableHandle, (uint64_t *, void *, int))                 \
+    XX(range_reserve, cuMemAddressReserve, (cuda_addr *, size_t, size_t, cuda_addr, uint64_t))    \
+    XX(range_free, cuMemAddressFree, (cuda_addr, size_t))                                         \
+    XX(range_map, cuMemMap, (cuda_addr, size_t, size_t, uint64_t, uint64_t))                      \
+    XX(range_unmap, cuMemUnmap, (cuda_addr, size_t))                                              \
+    XX(range_allow, cuMemSetAccess, (cuda_addr, size_t, const struct cuda_access *, size_t))
 
 struct cuda_api {
 #define CUDA_MEMBER(member, symbol, parameters) int(*member) parameters;

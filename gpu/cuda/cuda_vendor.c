@@ -175,6 +175,69 @@ static int ipc_close(uintptr_t base)
     return cuda_table.ipc_close(base);
 }
 
+/* --- what the program maps by itself --------------------------------------------------------------------- */
+
+static int segment_retain(uint64_t *segment, uintptr_t addr)
+{
+    return cuda_table.segment_retain(segment, (void *)addr);
+}
+
+static int segment_release(uint64_t segment)
+{
+    return cuda_table.segment_release(segment);
+}
+
+static int segment_to_fd(int *fd, uint64_t segment)
+{
+    return cuda_table.segment_export(fd, segment, CUDA_SEGMENT_FD, 0);
+}
+
+static int segment_from_fd(uint64_t *segment, int fd)
+{
+    return cuda_table.segment_import(segment, (void *)(intptr_t)fd, CUDA_SEGMENT_FD);
+}
+
+static int range_reserve(uintptr_t *addr, size_t len)
+{
+    cuda_addr at = 0;
+    int result = cuda_table.range_reserve(&at, len, 0, 0, 0);
+    *addr = at;
+    return result;
+}
+
+static int range_unreserve(uintptr_t addr, size_t len)
+{
+    return cuda_table.range_free(addr, len);
+}
+
+static int range_map(uintptr_t addr, size_t len, uint64_t segment)
+{
+    return cuda_table.range_map(addr, len, 0, segment, 0);
+}
+
+static int range_unmap(uintptr_t addr, size_t len)
+{
+    return cuda_table.range_unmap(addr, len);
+}
+
+static int range_allow(const struct vendor_gpu *gpu, uintptr_t addr, size_t len)
+{
+    const struct cuda_access access = {CUDA_AT_DEVICE, gpu->device, CUDA_READ_WRITE};
+    return cuda_table.range_allow(addr, len, &access, 1);
+}
+
+static const struct vendor_segments segments = {
+    .retain = segment_retain,
+    .release = segment_release,
+    .to_fd = segment_to_fd,
+    .from_fd = segment_from_fd,
+    .reserve = range_reserve,
+    .unreserve = range_unreserve,
+    .map = range_map,
+    .unmap = range_unmap,
+    .allow = range_allow,
+};
+
 static int module_load(void **module, const void *image)
 {
     return cuda_table.module_load(module, image);
@@ -224,6 +287,7 @@ const struct vendor cuda_vendor = {
     .ipc_get = ipc_get,
     .ipc_open = ipc_open,
     .ipc_close = ipc_close,
+    .segments = &segments,
     .kernels_setting = "WEFT_CUDA_KERNELS",
     .image = CUDA_IMAGE,
     .module_load = module_load,

@@ -17,6 +17,24 @@
 
 struct vendor_gpu;
 
+/*
+ * Memory that a program maps by itself (CUDA's virtual memory management, which torch's expandable segments are made of): segments of
+ * physical memory side by side, each of which a descriptor can stand for.
+ */
+struct vendor_segments {
+    /* That of a whole segment, by any address in it. A new reference. */
+    int (*retain)(uint64_t *segment, uintptr_t addr);
+    int (*release)(uint64_t segment);
+    int (*to_fd)(int *fd, uint64_t segment);
+    int (*from_fd)(uint64_t *segment, int fd);
+    int (*reserve)(uintptr_t *addr, size_t len);
+    int (*unreserve)(uintptr_t addr, size_t len);
+    int (*map)(uintptr_t addr, size_t len, uint64_t segment);
+    int (*unmap)(uintptr_t addr, size_t len);
+    /* The device may read and write there. */
+    int (*allow)(const struct vendor_gpu *gpu, uintptr_t addr, size_t len);
+};
+
 /* The library's functions. All give its results, and are called between enter and leave, but for
  * event_query. Addresses are the device's. */
 struct vendor {
@@ -54,6 +72,7 @@ struct vendor {
     int (*ipc_get)(void *handle, uintptr_t base);
     int (*ipc_open)(uintptr_t *base, const void *handle);
     int (*ipc_close)(uintptr_t base);
+    const struct vendor_segments *segments; /* NULL: it has none of them */
 
     /* Weft's kernels, compiled: of the file that the setting names, else these; NULL: there was no compiler. */
     const char *kernels_setting;
@@ -135,5 +154,25 @@ weft_gpu_ipc_export_fn vendor_ipc_export;
 weft_gpu_ipc_open_fn vendor_ipc_open;
 weft_gpu_ipc_close_fn vendor_ipc_close;
 weft_gpu_launch_fn vendor_launch;
+
+/* --- vendor_segments.c: in the context; they return codes --- */
+
+#define VENDOR_ID_BYTES 16
+
+/* What a peer needs to know of them, beside the descriptor of a bag of theirs. */
+struct vendor_shared {
+    uint8_t id[VENDOR_ID_BYTES]; /* random */
+    uint64_t bytes;              /* of all of them */
+};
+/* Is addr in one? */
+bool vendor_segments_has(const struct vendor *vendor, uintptr_t addr);
+/* Of len bytes at addr; *offset: of addr in them. */
+int vendor_segments_share(const struct vendor_gpu *gpu, uintptr_t addr, uint64_t len,
+                          struct vendor_shared *shared, uint64_t *offset, int *fd);
+/* Side by side at *start, for this device; what is there already is that. */
+int vendor_segments_open(const struct vendor_gpu *gpu, const struct vendor_shared *shared, int fd,
+                         uintptr_t *start);
+/* False: it is none of these. */
+bool vendor_segments_close(const struct vendor_gpu *gpu, uintptr_t addr);
 
 #endif

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory for other processes of this host. Whole allocations are shared; a handle says where in it. */
+/*
+ * Device memory for other processes of this host. Whole allocations are shared; a handle says where in them. What the library has no
+ * handle for, since the program has mapped it by itself, goes segment by segment (vendor_segments.c).
+ */
 #include <string.h>
 
 #include "vendor.h"
@@ -7,48 +10,77 @@
 struct handle {
     uint8_t ipc[VENDOR_IPC_BYTES];
     uint64_t offset;
+    struct vendor_shared shared; /* bytes 0: the library's handle is it */
 };
 _Static_assert(sizeof(struct handle) <= WEFT_GPU_IPC_BYTES, "the handle does not fit");
 
-int vendor_ipc_export(struct weft_gpu *base, void *addr, void *out)
+/* In the context. */
+static int export(const struct vendor_gpu *gpu, uintptr_t addr, uint64_t len,
+                  struct handle *handle, int *fd)
+{
+    const struct vendor *vendor = gpu->vendor;
+    uintptr_t start = 0;
+    size_t size = 0;
+    int result = vendor->range(addr, &start, &size);
+    if (result == 0)
+        result = vendor->ipc_get(handle->ipc, start);
+    handle->offset = addr - start;
+    if (result && start && vendor_segments_has(vendor, addr))
+        return vendor_segments_share(gpu, addr, len, &handle->shared, &handle->offset, fd);
+    return result ? vendor_fail(vendor, result, "cannot share the allocation") : 0;
+}
+
+int vendor_ipc_export(struct weft_gpu *base, void *addr, uint64_t len, void *out, int *fd)
 {
     const struct vendor_gpu *gpu = vendor_of(base);
     struct handle handle = {.offset = 0};
-    uintptr_t start = 0;
-    size_t size = 0;
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
-    int result = gpu->vendor->range((uintptr_t)addr, &start, &size);
-    if (result == 0)
-        result = gpu->vendor->ipc_get(handle.ipc, start);
+    *fd = -1;
+    rc = export(gpu, (uintptr_t)addr, len, &handle, fd);
     vendor_leave(gpu);
-    if (result)
-        return vendor_fail(gpu->vendor, result, "cannot share the allocation");
-    handle.offset = (uintptr_t)addr - start;
+    if (rc)
+        return rc;
     memset(out, 0, WEFT_GPU_IPC_BYTES);
     memcpy(out, &handle, sizeof handle);
     return 0;
 }
 
-int vendor_ipc_open(struct weft_gpu *base, const void *in, void **addr)
+static int open_ipc(const struct vendor *vendor, const struct handle *handle, uintptr_t *start)
+{
+    size_t size = 0;
+    int result = vendor->ipc_open(start, handle->ipc);
+    if (result == 0 && (vendor->range(*start, start, &size) || handle->offset >= size)) {
+        vendor->ipc_close(*start); /* the offset is the other process's word */
+        result = VENDOR_EINVAL;
+    }
+    return result ? vendor_fail(vendor, result, "cannot open another process's memory") : 0;
+}
+
+static int open_segments(const struct vendor_gpu *gpu, const struct handle *handle, int fd,
+                         uintptr_t *start)
+{
+    if (!gpu->vendor->segments || handle->offset >= handle->shared.bytes)
+        return weft_fail(WEFT_EPROTO, "gpu %s: this is no handle of memory",
+                         gpu->base.backend->name);
+    return vendor_segments_open(gpu, &handle->shared, fd, start);
+}
+
+int vendor_ipc_open(struct weft_gpu *base, const void *in, int fd, void **addr)
 {
     const struct vendor_gpu *gpu = vendor_of(base);
     struct handle handle;
     uintptr_t start = 0;
-    size_t size = 0;
     memcpy(&handle, in, sizeof handle);
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
-    int result = gpu->vendor->ipc_open(&start, handle.ipc);
-    if (result == 0 && (gpu->vendor->range(start, &start, &size) || handle.offset >= size)) {
-        gpu->vendor->ipc_close(start); /* the offset is the other process's word */
-        result = VENDOR_EINVAL;
-    }
+    rc = handle.shared.bytes ? open_segments(gpu, &handle, fd, &start)
+                             : open_ipc(gpu->vendor, &handle, &start);
     vendor_leave(gpu);
-    if (result)
-        return vendor_fail(gpu->vendor, result, "cannot open another process's memory");
+    if (rc)
+        return rc;
     *addr = (void *)(uintptr_t)(start + handle.offset);
     return 0;
 }
@@ -58,11 +90,14 @@ void vendor_ipc_close(struct weft_gpu *base, void *addr)
     const struct vendor_gpu *gpu = vendor_of(base);
     uintptr_t start = 0;
     size_t size = 0;
+    int result = 0;
     if (vendor_enter(gpu))
         return;
-    int result = gpu->vendor->range((uintptr_t)addr, &start, &size);
-    if (result == 0)
-        result = gpu->vendor->ipc_close(start);
+    if (!vendor_segments_close(gpu, (uintptr_t)addr)) {
+        result = gpu->vendor->range((uintptr_t)addr, &start, &size);
+        if (result == 0)
+            result = gpu->vendor->ipc_close(start);
+    }
     vendor_leave(gpu);
     vendor_complain(gpu, result, "close", addr);
 }

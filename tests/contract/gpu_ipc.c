@@ -3,16 +3,18 @@
  * The promises of weft/gpu.h about memory of other processes, on the GPU backend that WEFT_TEST_GPU names: a child process, which
  * was made before any GPU was asked for, opens what this one exports, reads it, and writes to it.
  */
+#include "../driver.h"
 #include "../helpers.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "weft/gpu.h"
 
-#define LEN 100000
+#define LEN 5000000
 #define AT 4321 /* where in the allocation */
 
 static const struct weft_gpu_ops *ops;
@@ -29,7 +31,44 @@ static void hear(int fd, void *bytes, size_t len)
     CHECK(read(fd, bytes, len) == (ssize_t)len, "the other process is gone");
 }
 
-/* Twice: what was closed can be opened again. */
+union control {
+    struct cmsghdr head;
+    char bytes[CMSG_SPACE(sizeof(int))];
+};
+
+static void pass(int to, int fd)
+{
+    char byte = 0;
+    union control control = {.head = {.cmsg_len = CMSG_LEN(sizeof fd),
+                                      .cmsg_level = SOL_SOCKET,
+                                      .cmsg_type = SCM_RIGHTS}};
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = fd < 0 ? NULL : &control,
+                         .msg_controllen = fd < 0 ? 0 : sizeof control};
+    memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+    CHECK(sendmsg(to, &msg, 0) == 1, "the other process is gone");
+}
+
+/* -1: there was none. */
+static int take(int from)
+{
+    char byte;
+    union control control;
+    struct iovec iov = {&byte, 1};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = &control,
+                         .msg_controllen = sizeof control};
+    int fd = -1;
+    CHECK(recvmsg(from, &msg, 0) == 1, "the other process is gone");
+    if (msg.msg_controllen)
+        memcpy(&fd, CMSG_DATA(&control.head), sizeof fd);
+    return fd;
+}
+
+/* Twice: what was closed can be opened again, if no descriptor belongs to it; what is open, in any case. */
 static int run_child(void)
 {
     uint8_t handle[WEFT_GPU_IPC_BYTES];
@@ -37,18 +76,30 @@ static int run_child(void)
     char done = 1;
     if (read(to_child[0], handle, sizeof handle) != sizeof handle)
         return 0; /* there is nothing to open */
+    int fd = take(to_child[0]);
     char *bytes = malloc(LEN);
+    void *first = NULL;
     WEFT_OK(ops->open(0, &gpu));
+    int before = test_count_fds();
     for (int i = 0; i < 2; i++) {
         void *addr;
         struct weft_gpu_range range;
-        WEFT_OK(ops->ipc_open(gpu, handle, &addr));
+        WEFT_OK(ops->ipc_open(gpu, handle, i ? -1 : fd, &addr));
         assert_int_equal(ops->query(addr, &range), 1);
         WEFT_OK(ops->copy(gpu, bytes, addr, LEN - AT, NULL));
         CHECK(test_differs(bytes, LEN - AT, (uint64_t)i, AT) < 0, "what was read is wrong");
         test_fill(bytes, LEN - AT, (uint64_t)i + 1, AT);
         WEFT_OK(ops->copy(gpu, addr, bytes, LEN - AT, NULL));
-        ops->ipc_close(gpu, addr);
+        if (fd >= 0 && i == 0)
+            first = addr;
+        else
+            ops->ipc_close(gpu, addr);
+    }
+    if (fd >= 0) {
+        void *addr = NULL;
+        ops->ipc_close(gpu, first);
+        CHECK(ops->ipc_open(gpu, handle, fd, &addr) < 0, "a bag is emptied once");
+        assert_int_equal(test_count_fds(), before);
     }
     free(bytes);
     ops->close(gpu);
@@ -64,17 +115,24 @@ static void another_process_reads_and_writes(void **state)
     void *addr;
     char *bytes = malloc(LEN), done = 0;
     int status = -1;
+    int fd = -1;
     WEFT_OK(ops->open(0, &gpu));
-    WEFT_OK(ops->alloc(gpu, LEN, &addr));
+    if (test_segment())
+        addr = test_segments_alloc(0, LEN, test_segment());
+    else
+        WEFT_OK(ops->alloc(gpu, LEN, &addr));
     test_fill(bytes, LEN, 0, 0);
     WEFT_OK(ops->copy(gpu, addr, bytes, LEN, NULL));
-    int rc = ops->ipc_export(gpu, (char *)addr + AT, handle);
+    int rc = ops->ipc_export(gpu, (char *)addr + AT, LEN - AT, handle, &fd);
     if (!strcmp(test_gpu(), "host")) { /* it says so, and the child has nothing to do */
         assert_int_equal(rc, WEFT_EUNSUPPORTED);
         assert_true(strlen(weft_last_error()) > 0);
     } else {
         WEFT_OK(rc);
+        assert_int_equal(fd >= 0, test_segment() > 0);
         tell(to_child[1], handle, sizeof handle);
+        pass(to_child[1], fd);
+        close(fd);
         hear(to_parent[0], &done, 1);
         WEFT_OK(ops->copy(gpu, bytes, addr, LEN, NULL));
         CHECK(test_differs(bytes, AT, 0, 0) < 0, "what was not written is not as it was");
@@ -83,7 +141,10 @@ static void another_process_reads_and_writes(void **state)
     close(to_child[1]);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    ops->free(gpu, addr);
+    if (test_segment())
+        test_segments_free(addr);
+    else
+        ops->free(gpu, addr);
     ops->close(gpu);
     free(bytes);
 }
@@ -94,13 +155,29 @@ static void garbage_is_refused(void **state)
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     struct weft_gpu *gpu;
     void *addr = state;
-    int on_stack;
+    int on_stack, fd = -1, ends[2];
     WEFT_OK(ops->open(0, &gpu));
-    memset(handle, 0x77, sizeof handle);
-    assert_true(ops->ipc_open(gpu, handle, &addr) < 0);
-    assert_true(strlen(weft_last_error()) > 0);
-    assert_ptr_equal(addr, state);
-    assert_true(ops->ipc_export(gpu, &on_stack, handle) < 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+    int fds = test_count_fds();
+    for (int i = 0; i < 6; i++) {
+        int with = i < 3    ? -1
+                   : i == 3 ? 2
+                            : ends[0]; /* no bag, an empty one, one with something else in it */
+        memset(handle, i % 3 == 0 ? 0 : 0x77, sizeof handle);
+        if (i % 3 ==
+            1) /* of segments, and of not too many bytes: 64 of the library's, offset, id, bytes */
+            memset(handle + 64, 0, 8), memset(handle + 64 + 8 + 16 + 3, 0, 5);
+        if (i == 5)
+            pass(ends[1], 2);
+        assert_true(ops->ipc_open(gpu, handle, with, &addr) < 0);
+        assert_true(strlen(weft_last_error()) > 0);
+        assert_ptr_equal(addr, state);
+    }
+    assert_true(ops->ipc_export(gpu, &on_stack, 1, handle, &fd) < 0);
+    assert_int_equal(fd, -1);
+    assert_int_equal(test_count_fds(), fds);
+    close(ends[0]);
+    close(ends[1]);
     ops->close(gpu);
 }
 
@@ -112,7 +189,7 @@ int main(void)
         return 1;
     }
     ops = backend->ops;
-    if (pipe(to_child) || pipe(to_parent) || (child = fork()) < 0)
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, to_child) || pipe(to_parent) || (child = fork()) < 0)
         return 1;
     if (child == 0) {
         close(to_child[1]);

@@ -3,9 +3,8 @@
  * A process dies during transfers from and to memory of GPUs: the other one gets back all that it had of the devices, and
  * so does whoever comes next. What is free on them is asked of the driver, on NVIDIA's GPUs only.
  */
+#include "driver.h"
 #include "duo.h"
-
-#include <dlfcn.h>
 
 #include "gpu/cuda/cuda_api.h"
 
@@ -17,24 +16,16 @@ typedef int info_fn(size_t *free, size_t *total);
 
 static uint64_t before;
 
-static void *symbol(const char *name)
-{
-    static void *driver;
-    if (!driver)
-        driver = dlopen(weft_config_str("WEFT_CUDA_LIBRARY"), RTLD_NOW);
-    return driver ? dlsym(driver, name) : NULL;
-}
-
 /* Of all devices together. */
 static uint64_t free_bytes(void)
 {
-    int (*init)(unsigned) = symbol("cuInit");
-    int (*count)(int *) = symbol("cuDeviceGetCount");
-    int (*retain)(cuda_ctx_t *, int) = symbol("cuDevicePrimaryCtxRetain");
-    int (*release)(int) = symbol("cuDevicePrimaryCtxRelease_v2");
-    int (*push)(cuda_ctx_t) = symbol("cuCtxPushCurrent_v2");
-    int (*pop)(cuda_ctx_t *) = symbol("cuCtxPopCurrent_v2");
-    info_fn *info = symbol("cuMemGetInfo_v2");
+    int (*init)(unsigned) = test_driver("cuInit");
+    int (*count)(int *) = test_driver("cuDeviceGetCount");
+    int (*retain)(cuda_ctx_t *, int) = test_driver("cuDevicePrimaryCtxRetain");
+    int (*release)(int) = test_driver("cuDevicePrimaryCtxRelease_v2");
+    int (*push)(cuda_ctx_t) = test_driver("cuCtxPushCurrent_v2");
+    int (*pop)(cuda_ctx_t *) = test_driver("cuCtxPopCurrent_v2");
+    info_fn *info = test_driver("cuMemGetInfo_v2");
     uint64_t sum = 0;
     int n = 0;
     assert_true(init && count && retain && release && push && pop && info);
@@ -118,7 +109,7 @@ int main(void)
         KILLED(it_is_written_to), cmocka_unit_test(nothing_is_missing),
         KILLED(it_is_read),       cmocka_unit_test(nothing_is_missing),
     };
-    if (strcmp(test_gpu(), "cuda") != 0 || !symbol("cuMemGetInfo_v2")) {
+    if (strcmp(test_gpu(), "cuda") != 0 || !test_driver("cuMemGetInfo_v2")) {
         fprintf(stderr, "skipped: no driver of NVIDIA's to ask\n");
         return 77;
     }

@@ -268,6 +268,7 @@ static void put_map(struct run *run, const struct seen *s, struct weft__writer *
     handle[1] = (uint8_t)(how % PEER_PAGES * (STUB_PEER_BYTES / PEER_PAGES >> 8));
     weft__put_u64(w, fuzz_near(in, s->id));
     weft__put_u32(w, how & 64 ? (uint32_t)WEFT_EKEY : 0);
+    weft__put_u8(w, how >> 4 & 1);
     weft__put_u32(w, how & 32 ? WEFT_READ : WEFT_READ | WEFT_WRITE);
     weft__put_u64(w, fuzz_near(in, 0x10000));
     weft__put_u64(w, fuzz_near(in, how & 128 ? STUB_PEER_BYTES : MOST));
@@ -379,6 +380,7 @@ static void set_gpu(uint8_t how)
                                                .start_fails = (how & 0x30) == 0x30,
                                                .done_fails = (how & 0x0c) == 0x0c,
                                                .ipc_fails = (how & 0xc0) == 0x80,
+                                               .ipc_passes = (how & 0xc0) == 0x40,
                                                .later = how & 3};
 }
 
@@ -386,6 +388,7 @@ static void set_gates(uint8_t how)
 {
     stub_script.shut = how & 1;
     stub_script.recall_later = how >> 4 & 3;
+    stub_script.take_later = how >> 6;
 }
 
 /* Areas that wait to be used. */

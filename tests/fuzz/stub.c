@@ -2,8 +2,10 @@
 /* The transports of stub.h. */
 #include "stub.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fuzz.h"
 
@@ -348,6 +350,22 @@ static int stub_link_recalled(struct weft_link *base)
     return stub_script.recall_later-- <= 0;
 }
 
+static int stub_link_pass(struct weft_link *base, int fd)
+{
+    (void)base;
+    FUZZ_CHECK(fcntl(fd, F_GETFD) >= 0);
+    return stub_script.shut ? WEFT_ELINK : 0;
+}
+
+static int stub_link_take(struct weft_link *base, int *fd)
+{
+    (void)base;
+    if (stub_script.take_later-- > 0)
+        return WEFT_EAGAIN;
+    *fd = stub_script.shut ? -1 : dup(2);
+    return *fd < 0 ? weft_fail(WEFT_ELINK, "the stub passes nothing") : 0;
+}
+
 static int post_one(struct stub_link *link, const struct weft_cmd *cmd)
 {
     int rc = weft_cmd_check(&link->base.nic->attr, cmd);
@@ -401,7 +419,8 @@ static int stub_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         .link_address = stub_link_address, .link_connect = stub_link_connect,                     \
         .link_close = stub_link_close, .link_enter = stub_link_enter,                             \
         .link_leave = stub_link_leave, .link_recall = stub_link_recall,                           \
-        .link_recalled = stub_link_recalled, .post = stub_post, .poll = stub_poll,                \
+        .link_recalled = stub_link_recalled, .link_pass = stub_link_pass,                         \
+        .link_take = stub_link_take, .post = stub_post, .poll = stub_poll,                        \
     }
 
 static const struct weft_transport_ops stub_ops = STUB_OPS(stub_open);

@@ -29,6 +29,7 @@ struct stub_script {
     int dereg_later;    /* mem_dereg: WEFT_EAGAIN so many times */
     bool shut;          /* link_enter: 0 */
     int recall_later;   /* link_recalled: 0 so many times */
+    int take_later;     /* link_take: WEFT_EAGAIN so many times */
 };
 extern struct stub_script stub_script;
 
@@ -59,7 +60,7 @@ int stub_nregs(void);
 #define STUB_PEER_BYTES 32768 /* of a peer's GPU, which can be mapped once at a time */
 
 struct stub_gpu_script {
-    bool pin_fails, start_fails, done_fails, ipc_fails;
+    bool pin_fails, start_fails, done_fails, ipc_fails, ipc_passes;
     int later; /* a copy that begins now ends when it is asked for once more than so many times */
 };
 extern struct stub_gpu_script stub_gpu_script;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A GPU for fuzzing: its memory is addresses that cannot be touched, its copies end, and fail, as the target says. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "fuzz.h"
 #include "stub.h"
@@ -147,20 +149,21 @@ static int stub_describe(int ordinal, struct weft_gpu_device *device)
     return 0;
 }
 
-static int stub_ipc_export(struct weft_gpu *on, void *addr, void *handle)
+static int stub_ipc_export(struct weft_gpu *on, void *addr, uint64_t len, void *handle, int *fd)
 {
-    FUZZ_CHECK(on == &gpu && owns(addr));
+    FUZZ_CHECK(on == &gpu && owns(addr) && len);
     if (stub_gpu_script.ipc_fails)
         return weft_fail(WEFT_EUNSUPPORTED, "the stub exports nothing");
     memset(handle, 0x11, WEFT_GPU_IPC_BYTES);
+    *fd = stub_gpu_script.ipc_passes ? dup(2) : -1;
     return 0;
 }
 
 /* The first two bytes of a handle say where in the peer's memory. */
-static int stub_ipc_open(struct weft_gpu *on, const void *handle, void **addr)
+static int stub_ipc_open(struct weft_gpu *on, const void *handle, int fd, void **addr)
 {
     uint16_t offset;
-    FUZZ_CHECK(on == &gpu);
+    FUZZ_CHECK(on == &gpu && (fd == -1 || fcntl(fd, F_GETFD) >= 0));
     memcpy(&offset, handle, sizeof offset);
     if (stub_gpu_script.ipc_fails || offset >= STUB_PEER_BYTES)
         return weft_fail(-EIO, "the stub opens nothing");

@@ -39,6 +39,18 @@ EQUAL(CUDA_HOST_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
 EQUAL(CUDA_HOST_MAPPED, CU_MEMHOSTREGISTER_DEVICEMAP);
 EQUAL(CUDA_IPC_PEERS, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 EQUAL(CUDA_HANDLE_DMABUF, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD);
+EQUAL(CUDA_SEGMENT_FD, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+EQUAL(CUDA_SEGMENT_PINNED, CU_MEM_ALLOCATION_TYPE_PINNED);
+EQUAL(CUDA_AT_DEVICE, CU_MEM_LOCATION_TYPE_DEVICE);
+EQUAL(CUDA_READ_WRITE, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+EQUAL(sizeof(struct cuda_access), sizeof(CUmemAccessDesc));
+EQUAL(offsetof(struct cuda_access, device), offsetof(CUmemAccessDesc, location.id));
+EQUAL(offsetof(struct cuda_access, may), offsetof(CUmemAccessDesc, flags));
+EQUAL(sizeof(struct cuda_segment_prop), sizeof(CUmemAllocationProp));
+EQUAL(offsetof(struct cuda_segment_prop, handles),
+      offsetof(CUmemAllocationProp, requestedHandleTypes));
+EQUAL(offsetof(struct cuda_segment_prop, at_device), offsetof(CUmemAllocationProp, location.id));
+EQUAL(sizeof(uint64_t), sizeof(CUmemGenericAllocationHandle));
 EQUAL(CUDA_IPC_BYTES, CU_IPC_HANDLE_SIZE);
 EQUAL(sizeof(struct cuda_ipc), sizeof(CUipcMemHandle));
 EQUAL(sizeof(cuda_addr), sizeof(CUdeviceptr));

@@ -30,6 +30,7 @@ static void the_threads_device_stays(void **state)
     struct weft_gpu *gpu;
     uint8_t handle[WEFT_GPU_IPC_BYTES], bytes[LEN] = {0};
     void *addr, *dev;
+    int fd;
     assert_int_equal(OPS->probe(), 4);
     WEFT_OK(OPS->open(1, &gpu));
     assert_int_equal(device(), 0);
@@ -42,7 +43,7 @@ static void the_threads_device_stays(void **state)
     assert_int_equal(device(), 1);
     assert_int_equal(hipSetDevice(0), VENDOR_OK);
     WEFT_OK(OPS->copy(gpu, addr, bytes, LEN, NULL));
-    WEFT_OK(OPS->ipc_export(gpu, addr, handle));
+    WEFT_OK(OPS->ipc_export(gpu, addr, LEN, handle, &fd));
     assert_int_equal(OPS->host_map(gpu, bytes, LEN, &dev), 0);
     OPS->host_unmap(gpu, bytes);
     assert_int_equal(device(), 0);
@@ -61,6 +62,7 @@ static void the_threads_last_error_is_its_own(void **state)
     struct weft_gpu_job *job;
     uint8_t handle[WEFT_GPU_IPC_BYTES] = {0}, bytes[LEN] = {0};
     void *addr, *dev;
+    int fd;
     assert_int_equal(OPS->probe(), 4);
     hipGetLastError();
     WEFT_OK(OPS->open(0, &gpu));
@@ -70,9 +72,9 @@ static void the_threads_last_error_is_its_own(void **state)
     assert_int_equal(hipGetLastError(), VENDOR_OK);
     WEFT_FAILS(-ENOMEM, OPS->alloc(gpu, (uint64_t)1 << 50, &addr));
     assert_int_equal(hipGetLastError(), VENDOR_OK);
-    assert_true(OPS->ipc_open(gpu, handle, &addr) < 0);
+    assert_true(OPS->ipc_open(gpu, handle, -1, &addr) < 0);
     assert_int_equal(hipGetLastError(), VENDOR_OK);
-    assert_true(OPS->ipc_export(gpu, bytes, handle) < 0);
+    assert_true(OPS->ipc_export(gpu, bytes, 1, handle, &fd) < 0);
     assert_int_equal(hipGetLastError(), VENDOR_OK);
     assert_int_equal(OPS->host_map(gpu, bytes, LEN, &dev), 0);
     assert_int_equal(OPS->host_map(gpu, bytes, LEN, &dev), 1);

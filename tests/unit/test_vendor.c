@@ -274,10 +274,11 @@ static void shared_memory_that_cannot_be_opened(void **state)
     struct weft_gpu *gpu = open_with("dmabuf=1");
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     void *addr, *other;
+    int fd;
     WEFT_OK(OPS->alloc(gpu, 8192, &addr));
-    WEFT_OK(OPS->ipc_export(gpu, (char *)addr + 8, handle));
-    WEFT_FAILS(-EIO, OPS->ipc_open(gpu, handle, &other)); /* by who exported it */
-    WEFT_FAILS(-EINVAL, OPS->ipc_export(gpu, &handle, handle));
+    WEFT_OK(OPS->ipc_export(gpu, (char *)addr + 8, 8, handle, &fd));
+    WEFT_FAILS(-EIO, OPS->ipc_open(gpu, handle, -1, &other)); /* by who exported it */
+    WEFT_FAILS(-EINVAL, OPS->ipc_export(gpu, &handle, 1, handle, &fd));
     OPS->free(gpu, addr);
     OPS->close(gpu);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gpu/cuda/cuda_api.h"
@@ -23,17 +24,29 @@
 #pragma GCC visibility push(default)
 #define DECLARE(member, symbol, parameters) int symbol parameters;
 CUDA_FUNCTIONS(DECLARE)
-int cuMemGetInfo_v2(size_t *bytes, size_t *total); /* which tests ask for */
+/* which tests ask for */
+int cuMemGetInfo_v2(size_t *bytes, size_t *total);
+int cuMemCreate(uint64_t *handle, size_t len, const struct cuda_segment_prop *prop,
+                uint64_t flags);
 #undef DECLARE
 #pragma GCC visibility pop
 
 /* What the driver says, by numbers that cuda_api.h has no need of. */
 enum { NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, NOT_REGISTERED = 713, LOST = 719 };
 
+/* Physical memory, which is mapped where the program wants it. */
+struct segment {
+    size_t len;
+    int fd, device, refs;
+    bool exports;
+};
+
 struct alloc {
     uint8_t *addr, *bytes; /* of the device; where the bytes are. NULL: a free place */
     size_t len, mapped;
     int fd, device;
+    struct segment *segment; /* mapped by the program, or NULL */
+    unsigned allowed;        /* then: the devices that may touch it, as bits */
 };
 
 struct settings {
@@ -264,7 +277,7 @@ static int drop(cuda_addr addr, bool own)
     int rc = VENDOR_EINVAL;
     pthread_mutex_lock(&lock);
     struct alloc *alloc = alloc_of(addr);
-    if (alloc && (uintptr_t)alloc->addr == addr) {
+    if (alloc && (uintptr_t)alloc->addr == addr && !alloc->segment) {
         munmap(alloc->addr, alloc->mapped);
         munmap(alloc->bytes, alloc->mapped);
         close(alloc->fd);
@@ -303,7 +316,7 @@ int cuMemGetInfo_v2(size_t *bytes, size_t *total)
     pthread_mutex_lock(&lock);
     *total = set->memory;
     *bytes = set->memory;
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < MOST; i++) /* what nothing is mapped to is not counted */
         *bytes -= allocs[i].bytes ? allocs[i].len : 0;
     pthread_mutex_unlock(&lock);
     return device_of() < 0 ? NO_CONTEXT : VENDOR_OK;
@@ -342,7 +355,9 @@ int cuPointerGetAttributes(unsigned n, int *attributes, void **values, cuda_addr
             *(unsigned *)values[i] = alloc ? CUDA_TYPE_DEVICE : pin ? CUDA_TYPE_HOST : 0;
             break;
         case CUDA_OF_CONTEXT:
-            *(intptr_t *)values[i] = alloc ? alloc->device + 1 + (set->foreign ? 100 : 0) : 0;
+            *(intptr_t *)values[i] = alloc && !alloc->segment
+                                         ? alloc->device + 1 + (set->foreign ? 100 : 0)
+                                         : 0;
             break;
         case CUDA_OF_MANAGED:
             *(unsigned *)values[i] = 0;
@@ -387,6 +402,39 @@ static uint8_t *bytes_of(cuda_addr addr, size_t len)
         return (uint8_t *)(uintptr_t)addr;
     size_t at = addr - (uintptr_t)alloc->addr;
     return len <= alloc->len - at ? alloc->bytes + at : NULL;
+}
+
+/* May the device copy all of it? With the lock held. */
+static bool is_good(cuda_addr addr, size_t len, int device)
+{
+    const struct alloc *alloc = alloc_of(addr);
+    while (alloc && alloc->segment && (alloc->allowed >> device & 1) &&
+           len > alloc->len - (addr - (uintptr_t)alloc->addr)) {
+        size_t here = alloc->len -
+                      (addr - (uintptr_t)alloc->addr); /* it goes on in the next one */
+        addr += here;
+        len -= here;
+        alloc = alloc_of(addr);
+        if (!alloc || !alloc->segment)
+            return false;
+    }
+    return bytes_of(addr, len) && (!alloc || !alloc->segment || alloc->allowed >> device & 1);
+}
+
+/* With the lock held. */
+static void move_bytes(cuda_addr dst, cuda_addr src, size_t len)
+{
+    while (len) {
+        const struct alloc *to = alloc_of(dst), *from = alloc_of(src);
+        size_t n = len, most = to ? to->len - (dst - (uintptr_t)to->addr) : len;
+        n = n < most ? n : most;
+        most = from ? from->len - (src - (uintptr_t)from->addr) : len;
+        n = n < most ? n : most;
+        memmove(bytes_of(dst, n), bytes_of(src, n), n);
+        dst += n;
+        src += n;
+        len -= n;
+    }
 }
 
 /* --- streams: what is queued happens when somebody asks for it, and not at the first time ------------------- */
@@ -469,10 +517,10 @@ static void run(struct cuda_stream *stream, const struct cuda_event *upto)
         if (event) {
             event->stream = NULL;
         } else if (q->len) {
-            uint8_t *to = bytes_of(q->dst, q->len), *from = bytes_of(q->src, q->len);
             copies++;
-            if (to && from && !lost())
-                memmove(to, from, q->len);
+            if (is_good(q->dst, q->len, stream->device) &&
+                is_good(q->src, q->len, stream->device) && !lost())
+                move_bytes(q->dst, q->src, q->len);
         }
         free(q);
         if (event && event == upto)
@@ -516,7 +564,8 @@ int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
     int rc = VENDOR_EINVAL;
-    if (bytes_of(dst, len) && bytes_of(src, len))
+    int device = device_of();
+    if (is_good(dst, len, device) && is_good(src, len, device))
         rc = queue(stream, (struct queued){.dst = dst, .src = src, .len = len});
     pthread_mutex_unlock(&lock);
     return rc;
@@ -653,6 +702,8 @@ int cuModuleGetFunction(void **kernel, void *module, const char *name)
 static bool is_reached(cuda_addr addr, size_t len, int device)
 {
     const struct alloc *alloc = alloc_of(addr);
+    if (alloc && alloc->segment)
+        return is_good(addr, len, device);
     if (alloc)
         return !set->foreign && len <= alloc->len - (addr - (uintptr_t)alloc->addr) &&
                alloc->device ==
@@ -730,7 +781,7 @@ int cuIpcGetMemHandle(struct cuda_ipc *handle, cuda_addr addr)
     const struct alloc *alloc = alloc_of(addr);
     if (!set->ipc)
         rc = VENDOR_EUNSUPPORTED;
-    else if (alloc && addr == (uintptr_t)alloc->addr) {
+    else if (alloc && addr == (uintptr_t)alloc->addr && !alloc->segment) {
         struct shared shared = {.magic = MAGIC, .pid = getpid(), .fd = alloc->fd, .len = alloc->len};
         memset(handle, 0, sizeof *handle);
         memcpy(handle->bytes, &shared, sizeof shared);
@@ -772,4 +823,174 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
 int cuIpcCloseMemHandle(cuda_addr addr)
 {
     return drop(addr, false);
+}
+
+/* --- what a program maps by itself ------------------------------------------------------------------------ */
+
+static struct segment *segment_of(uint64_t handle)
+{
+    return (struct segment *)(uintptr_t)handle;
+}
+
+/* With the lock held. */
+static void segment_put(struct segment *segment)
+{
+    if (--segment->refs)
+        return;
+    close(segment->fd);
+    free(segment);
+}
+
+/* Takes the descriptor. */
+static struct segment *segment_make(int fd, size_t len, int device, bool exports)
+{
+    struct segment *segment = fd < 0 ? NULL : malloc(sizeof *segment);
+    if (segment)
+        *segment = (struct segment){
+            .len = len, .fd = fd, .device = device, .refs = 1, .exports = exports};
+    else if (fd >= 0)
+        close(fd);
+    return segment;
+}
+
+int cuMemCreate(uint64_t *handle, size_t len, const struct cuda_segment_prop *prop, uint64_t flags)
+{
+    char name[32];
+    int device = prop->at_device;
+    if (!len || len % PAGE || flags || prop->type != CUDA_SEGMENT_PINNED ||
+        prop->at_kind != CUDA_AT_DEVICE || !is_device(device))
+        return VENDOR_EINVAL;
+    snprintf(name, sizeof name, "segment-%d", device); /* who imports it reads that */
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd >= 0 && ftruncate(fd, (off_t)len)) {
+        close(fd);
+        fd = -1;
+    }
+    struct segment *segment = segment_make(fd, len, device, prop->handles & CUDA_SEGMENT_FD);
+    *handle = (uintptr_t)segment;
+    return segment ? VENDOR_OK : VENDOR_ENOMEM;
+}
+
+int cuMemRelease(uint64_t handle)
+{
+    pthread_mutex_lock(&lock);
+    segment_put(segment_of(handle));
+    pthread_mutex_unlock(&lock);
+    return VENDOR_OK;
+}
+
+int cuMemRetainAllocationHandle(uint64_t *handle, void *addr)
+{
+    pthread_mutex_lock(&lock);
+    const struct alloc *alloc = alloc_of((uintptr_t)addr);
+    struct segment *segment = alloc ? alloc->segment : NULL;
+    if (segment)
+        segment->refs++;
+    *handle = (uintptr_t)segment;
+    pthread_mutex_unlock(&lock);
+    return segment ? VENDOR_OK : VENDOR_EINVAL;
+}
+
+int cuMemExportToShareableHandle(void *out, uint64_t handle, int kind, uint64_t flags)
+{
+    const struct segment *segment = segment_of(handle);
+    if (kind != CUDA_SEGMENT_FD || flags || !segment->exports || !set->ipc)
+        return VENDOR_EINVAL;
+    int fd = fcntl(segment->fd, F_DUPFD_CLOEXEC, 0);
+    *(int *)out = fd;
+    return fd < 0 ? VENDOR_ENOMEM : VENDOR_OK;
+}
+
+int cuMemImportFromShareableHandle(uint64_t *handle, void *in, int kind)
+{
+    char path[64], name[64] = "";
+    struct stat stat;
+    int fd = (int)(intptr_t)in, device = -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(path, name, sizeof name - 1);
+    if (kind != CUDA_SEGMENT_FD || n < 0 || sscanf(name, "/memfd:segment-%d", &device) != 1 ||
+        !is_device(device) || fstat(fd, &stat) || set->ipc < 2)
+        return VENDOR_EINVAL;
+    struct segment *segment = segment_make(fcntl(fd, F_DUPFD_CLOEXEC, 0), (size_t)stat.st_size,
+                                           device, true);
+    *handle = (uintptr_t)segment;
+    return segment ? VENDOR_OK : VENDOR_ENOMEM;
+}
+
+int cuMemAddressReserve(cuda_addr *addr, size_t len, size_t alignment, cuda_addr at,
+                        uint64_t flags)
+{
+    if (!len || len % PAGE || alignment || at || flags)
+        return VENDOR_EINVAL;
+    void *made = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    *addr = made == MAP_FAILED ? 0 : (uintptr_t)made;
+    return made == MAP_FAILED ? VENDOR_ENOMEM : VENDOR_OK;
+}
+
+int cuMemAddressFree(cuda_addr addr, size_t len)
+{
+    int rc = VENDOR_OK;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && rc == VENDOR_OK; i++)
+        if (allocs[i].bytes && (uintptr_t)allocs[i].addr - addr < len)
+            rc = VENDOR_EINVAL; /* something is mapped there */
+    pthread_mutex_unlock(&lock);
+    return rc ? rc : munmap((void *)(uintptr_t)addr, len) ? VENDOR_EINVAL : VENDOR_OK;
+}
+
+int cuMemMap(cuda_addr addr, size_t len, size_t offset, uint64_t handle, uint64_t flags)
+{
+    struct segment *segment = segment_of(handle);
+    int rc = VENDOR_ENOMEM;
+    if (offset || flags || addr % PAGE || !len || len % PAGE || len > segment->len)
+        return VENDOR_EINVAL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST && rc == VENDOR_ENOMEM; i++) {
+        if (allocs[i].bytes)
+            continue;
+        void *bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+        if (bytes == MAP_FAILED)
+            break;
+        segment->refs++;
+        allocs[i] = (struct alloc){.addr = (uint8_t *)(uintptr_t)addr,
+                                   .bytes = bytes,
+                                   .len = len,
+                                   .mapped = len,
+                                   .fd = -1,
+                                   .device = segment->device,
+                                   .segment = segment};
+        rc = VENDOR_OK;
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuMemUnmap(cuda_addr addr, size_t len)
+{
+    pthread_mutex_lock(&lock);
+    struct alloc *alloc = alloc_of(addr);
+    bool is = alloc && alloc->segment && (uintptr_t)alloc->addr == addr && alloc->len == len;
+    if (is) {
+        munmap(alloc->bytes, alloc->mapped);
+        segment_put(alloc->segment);
+        *alloc = (struct alloc){0};
+    }
+    pthread_mutex_unlock(&lock);
+    return is ? VENDOR_OK : VENDOR_EINVAL;
+}
+
+int cuMemSetAccess(cuda_addr addr, size_t len, const struct cuda_access *access, size_t n)
+{
+    size_t reached = 0;
+    if (n != 1 || access->kind != CUDA_AT_DEVICE || !is_device(access->device) ||
+        access->may != CUDA_READ_WRITE)
+        return VENDOR_EINVAL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < MOST; i++)
+        if (allocs[i].segment && (uintptr_t)allocs[i].addr - addr < len) {
+            allocs[i].allowed |= 1u << access->device;
+            reached += allocs[i].len;
+        }
+    pthread_mutex_unlock(&lock);
+    return reached == len ? VENDOR_OK : VENDOR_EINVAL;
 }
