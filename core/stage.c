@@ -1,16 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Transfers of memory that a nic does not reach: through pinned memory, piece by piece, several at once.
- *
- * A transfer is cut into lots. Where the memory of this end is staged, a lot has a slot of an area of our own ("near");
- * where the peer's is, one of an area of the peer's ("far"), which this end alone gives out. A lot goes
- *
- *     WRITE   GPU -copy-> near -WRITE-> far, then the peer is asked (COPY) to copy it to its place
- *     READ    the peer is asked to copy to far -READ-> near -copy-> GPU
- *
- * and leaves out what is not staged: from memory of the host it is written to far at once, to a peer whose nic reaches
- * its GPU straight into place. Where this end can copy between both places by itself (ipc.c), a copy is all. WRITE and READ in this picture are operations as any other (lot->inner), so they are cut
- * over the links, and go on when one dies. Nothing here waits for order: each step begins when the one before has ended.
+ * Transfers of memory that a nic does not reach: through pinned memory, piece by piece, several at once. A transfer is cut into
+ * lots, which lot.c moves, as there are slots for them.
  *
  * The endpoint lock is held in every function here.
  */
@@ -19,6 +10,7 @@
 #include "copier.h"
 #include "endpoint.h"
 #include "ipc.h"
+#include "lot.h"
 #include "msg.h"
 #include "stripe.h"
 #include "util.h"
@@ -28,26 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAPPED_MOST                                                                               \
-    ((uint64_t)64                                                                                 \
-     << 20) /* bytes of a copy to or from a mapping: who takes it back waits for so much */
-
-struct weft__lot {
-    struct weft_list in_conn; /* stage->lots */
-    struct weft__conn *conn;
-    struct weft__op *op;    /* pending on it. NULL: it did not wait */
-    struct weft__op *inner; /* its WRITE or READ, while that is under way */
-    struct weft__copy copy;
-    struct weft_gpu_copy *list; /* n */
-    uint64_t bytes;
-    uint32_t id;
-    int near, far; /* slots; -1: none */
-    struct weft__import *import; /* copied straight from or to it, in this turn; else NULL */
-    uint32_t turn;
-    bool write, asked, canceled;
-    size_t n;
-    struct weft__piece parts[];
-};
+/* Bytes of a copy to or from a mapping: who takes it back waits for so much. */
+#define MAPPED_MOST ((uint64_t)64 << 20)
 
 void weft__stage_init(struct weft__stage *stage)
 {
@@ -66,28 +40,6 @@ static bool is_near(const struct weft__conn *conn, const struct weft__piece *pie
 }
 
 /* --- slots ------------------------------------------------------------------------------------ */
-
-/* The lowest bit that is not set of so many, which is set then; or -1. */
-static int slot_take(uint64_t *used, int n)
-{
-    int slot = *used == UINT64_MAX ? 64 : __builtin_ctzll(~*used);
-    if (slot >= n)
-        return -1;
-    *used |= UINT64_C(1) << slot;
-    return slot;
-}
-
-static void slot_give(uint64_t *used, int *slot)
-{
-    if (*slot >= 0)
-        *used &= ~(UINT64_C(1) << *slot);
-    *slot = -1;
-}
-
-static uint8_t *near_addr(const struct weft__lot *lot)
-{
-    return lot->conn->stage.near->addr + (uint64_t)lot->near * lot->conn->ep->copier.slot_bytes;
-}
 
 /* What our own slots are in, once it is needed; false: it is being made. */
 static bool have_near(struct weft__conn *conn)
@@ -112,212 +64,13 @@ static bool have_far(struct weft__conn *conn)
 }
 
 /* Another conn may need it more. */
-static void rest(struct weft__conn *conn)
+void weft__stage_rest(struct weft__conn *conn)
 {
     struct weft__stage *s = &conn->stage;
     if (s->near && !s->near_used && !s->ops.head) {
         weft__area_put(conn->ep, s->near);
         s->near = NULL;
     }
-}
-
-/* --- the steps of a lot ------------------------------------------------------------------------ */
-
-static void moved(struct weft__op *inner);
-static void copied(struct weft__copy *copy, int status, const char *why);
-
-static void lot_end(struct weft__lot *lot, int status, const char *why)
-{
-    struct weft__conn *conn = lot->conn;
-    struct weft__op *op = lot->op;
-    weft_list_remove(&lot->in_conn);
-    slot_give(&conn->stage.near_used, &lot->near);
-    slot_give(&conn->stage.far_used, &lot->far);
-    if (lot->import)
-        weft__ipc_leave(conn, lot->import, lot->turn);
-    if (lot->import && op && !status)
-        conn->stats.bytes_mapped += lot->bytes;
-    if (op && status)
-        weft__op_fail(op, status, why);
-    else if (op)
-        op->bytes += lot->bytes;
-    free(lot);
-    if (op)
-        weft__op_unpend(op);
-    weft__stage_fill(conn);
-    rest(conn);
-}
-
-/* Between the slot and the places of its pieces. */
-static void copy_begin(struct weft__lot *lot)
-{
-    uint8_t *at = near_addr(lot);
-    lot->copy.reached = lot->conn->stage.near->reached;
-    for (size_t i = 0; i < lot->n; at += lot->parts[i].len, i++) {
-        struct weft_gpu_copy copy = {at, lot->parts[i].addr, lot->parts[i].len};
-        if (!lot->write)
-            copy = (struct weft_gpu_copy){lot->parts[i].addr, at, lot->parts[i].len};
-        lot->list[i] = copy;
-        lot->copy.reached &= lot->parts[i].reg && lot->parts[i].reg->reached;
-    }
-    lot->copy.ordinal = lot->parts[0].gpu - 1;
-    lot->copy.list = lot->list;
-    lot->copy.n = (int)lot->n;
-    lot->copy.done = copied;
-    weft__copy_push(lot->conn->ep, &lot->copy);
-}
-
-/* Point a piece at a slot of the peer. */
-static void to_far(const struct weft__lot *lot, struct weft__piece *piece, uint64_t offset)
-{
-    const struct weft__stage *s = &lot->conn->stage;
-    piece->raddr = s->far.addr + (uint64_t)lot->far * s->far_bytes + offset;
-    piece->rkey = s->far.key;
-    memcpy(piece->rkeys, s->far.keys, sizeof piece->rkeys);
-}
-
-/* The pieces of its WRITE or READ. Returns how many. */
-static size_t inner_pieces(const struct weft__lot *lot, struct weft__piece *out)
-{
-    uint64_t offset = 0;
-    if (lot->near >= 0 && lot->far >= 0) {
-        *out = (struct weft__piece){
-            .addr = near_addr(lot), .len = lot->bytes, .reg = lot->conn->stage.near->reg};
-        to_far(lot, out, 0);
-        return 1;
-    }
-    for (size_t i = 0; i < lot->n; offset += lot->parts[i].len, i++) {
-        out[i] = lot->parts[i];
-        if (lot->near >= 0) {
-            out[i].addr = near_addr(lot) + offset;
-            out[i].reg = lot->conn->stage.near->reg;
-        }
-        if (lot->far >= 0)
-            to_far(lot, &out[i], offset);
-    }
-    return lot->n;
-}
-
-static void move(struct weft__lot *lot)
-{
-    struct weft__conn *conn = lot->conn;
-    size_t n = lot->near >= 0 && lot->far >= 0 ? 1 : lot->n;
-    struct weft__op *inner = weft__op_new(conn, lot->write ? WEFT__OP_WRITE : WEFT__OP_READ);
-    struct weft__piece *pieces = !inner ? NULL : n > 1 ? malloc(n * sizeof *pieces) : &inner->one;
-    if (!pieces) {
-        if (inner) {
-            inner->pieces = &inner->one;
-            weft__op_free(inner);
-        }
-        lot_end(lot, -ENOMEM, "no memory for an operation");
-        return;
-    }
-    inner->pieces = pieces;
-    inner->npieces = inner_pieces(lot, pieces);
-    inner->total = lot->bytes;
-    inner->lot = lot;
-    inner->on_end = moved;
-    lot->inner = inner;
-    weft__stripe_start(conn, inner);
-}
-
-/* Ask the peer to copy between its slot and the places of the pieces. */
-static void ask(struct weft__lot *lot)
-{
-    uint8_t body[8 + 24 * WEFT__LOT_PIECES];
-    struct weft__writer w = {body, body + sizeof body, false};
-    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPY};
-    weft__put_u32(&w, lot->id);
-    weft__put_u8(&w, lot->write);
-    weft__put_u8(&w, (uint8_t)lot->far);
-    weft__put_u16(&w, (uint16_t)lot->n);
-    for (size_t i = 0; i < lot->n; i++) {
-        weft__put_u64(&w, lot->parts[i].raddr);
-        weft__put_u64(&w, lot->parts[i].rkey);
-        weft__put_u64(&w, lot->parts[i].len);
-    }
-    lot->asked = true;
-    weft__msg_post(lot->conn, &head, body, (size_t)(w.at - body));
-}
-
-/* What every step does first. */
-static bool over(struct weft__lot *lot, int status, const char *why)
-{
-    const struct weft__conn *conn = lot->conn;
-    if (!status && conn->state == WEFT_CONN_DOWN) {
-        status = conn->status;
-        why = conn->why;
-    }
-    if (!status && (!lot->op || lot->canceled))
-        status = WEFT_ECANCELED;
-    if (status)
-        lot_end(lot, status, why);
-    return status;
-}
-
-static void copied(struct weft__copy *copy, int status, const char *why)
-{
-    struct weft__lot *lot = (struct weft__lot *)(void *)((char *)copy -
-                                                         offsetof(struct weft__lot, copy));
-    if ((!lot->write || lot->import) && !status)
-        lot_end(lot, 0, NULL);
-    else if (!over(lot, status, why))
-        move(lot);
-}
-
-static void moved(struct weft__op *inner)
-{
-    struct weft__lot *lot = inner->lot;
-    struct weft__conn *conn = lot->conn;
-    lot->inner = NULL;
-    bool last = lot->write ? lot->far < 0 : lot->near < 0;
-    if (last && !inner->status) {
-        lot_end(lot, 0, NULL);
-    } else if (!over(lot, inner->status, inner->text)) {
-        if (!lot->write) {
-            slot_give(&conn->stage.far_used, &lot->far);
-            copy_begin(lot);
-        } else {
-            slot_give(&conn->stage.near_used, &lot->near);
-            ask(lot);
-        }
-        weft__stage_fill(conn);
-    }
-}
-
-int weft__stage_copied_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
-{
-    struct weft__reader r = {body, body + len, false};
-    uint32_t id = weft__get_u32(&r);
-    int32_t status = (int32_t)weft__get_u32(&r);
-    if (r.bad || r.at != r.end || status > 0)
-        return WEFT_EPROTO;
-    for (struct weft_list *at = conn->stage.lots.next; at != &conn->stage.lots; at = at->next) {
-        struct weft__lot *lot = WEFT_LIST_OF(at, struct weft__lot, in_conn);
-        if (lot->id != id || !lot->asked)
-            continue;
-        lot->asked = false;
-        char text[96];
-        snprintf(text, sizeof text, "the peer could not copy it: %s", weft_strerror(status));
-        if (lot->write && !status)
-            lot_end(lot, 0, NULL);
-        else if (!over(lot, status, text))
-            move(lot);
-        return 0;
-    }
-    return WEFT_EPROTO;
-}
-
-static void begin(struct weft__lot *lot)
-{
-    if (lot->import)
-        weft__copy_push(lot->conn->ep, &lot->copy);
-    else if (lot->write && lot->near >= 0)
-        copy_begin(lot);
-    else if (!lot->write && lot->far >= 0)
-        ask(lot);
-    else
-        move(lot);
 }
 
 /* --- from an op to lots ------------------------------------------------------------------------- */
@@ -417,7 +170,7 @@ static void add_lot(struct weft__op *op, struct weft__lot *lot)
 {
     op->pending++;
     weft_list_push(&lot->conn->stage.lots, &lot->in_conn);
-    begin(lot);
+    weft__lot_begin(lot);
 }
 
 static void no_memory(struct weft__op *op)
@@ -443,7 +196,7 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
     lot->copy.reached = path->mapped.reached;
-    lot->copy.done = copied;
+    lot->copy.done = weft__lot_copied;
     add_lot(op, lot);
     return true;
 }
@@ -459,13 +212,13 @@ static bool next(struct weft__conn *conn, struct weft__op *op)
     if (path.way == WEFT__IPC_WAIT || (far && !have_far(conn)) || conn->state != WEFT_CONN_UP ||
         (near && !have_near(conn)))
         return false;
-    int far_slot = far ? slot_take(&s->far_used, s->far_slots) : -1;
-    int near_slot = near ? slot_take(&s->near_used, conn->ep->copier.nslots) : -1;
+    int far_slot = far ? weft__slot_take(&s->far_used, s->far_slots) : -1;
+    int near_slot = near ? weft__slot_take(&s->near_used, conn->ep->copier.nslots) : -1;
     bool room = !(far && far_slot < 0) && !(near && near_slot < 0);
     struct weft__lot *lot = room ? cut(conn, op, &path) : NULL;
     if (!lot) {
-        slot_give(&s->far_used, &far_slot);
-        slot_give(&s->near_used, &near_slot);
+        weft__slot_give(&s->far_used, &far_slot);
+        weft__slot_give(&s->near_used, &near_slot);
         if (room)
             no_memory(op);
         return room;
@@ -503,7 +256,7 @@ void weft__stage_fill(struct weft__conn *conn)
         if (!goes_on)
             return;
     }
-    rest(conn);
+    weft__stage_rest(conn);
 }
 
 void weft__stage_fill_all(struct weft__endpoint *ep)
@@ -540,7 +293,7 @@ static void give_near(struct weft__conn *conn, int status, const char *why)
         fail_staged(conn, status, why);
     else
         weft__stage_fill(conn);
-    rest(conn);
+    weft__stage_rest(conn);
 }
 
 void weft__stage_area(struct weft__endpoint *ep, int status, const char *why)
@@ -602,7 +355,7 @@ static struct weft__lot *find(struct weft__conn *conn, const struct weft__op *op
 void weft__stage_leave(struct weft__op *op)
 {
     weft__opq_remove(&op->conn->stage.ops, op);
-    rest(op->conn);
+    weft__stage_rest(op->conn);
 }
 
 void weft__stage_cancel(struct weft__op *op)
@@ -626,62 +379,9 @@ void weft__stage_down(struct weft__conn *conn)
     struct weft__lot *lot;
     while ((lot = find(conn, NULL, true))) {
         lot->asked = false;
-        lot_end(lot, conn->status, conn->why);
+        weft__lot_end(lot, conn->status, conn->why);
     }
     conn->stage.near_wanted = false;
     weft__serve_down(conn);
-    rest(conn);
-}
-
-/* --- short messages ------------------------------------------------------------------------------- */
-
-/* Copies to GPUs, and the bytes that they are of. */
-struct scatter {
-    struct weft__copy copy;
-    struct weft__op *op;
-    uint8_t bytes[];
-};
-
-static void scattered(struct weft__copy *copy, int status, const char *why)
-{
-    struct scatter *scatter = (struct scatter *)copy; /* the first member */
-    struct weft__op *op = scatter->op;
-    if (status)
-        weft__op_fail(op, status, why);
-    free(scatter);
-    weft__op_unpend(op);
-}
-
-static int scatter_one(struct weft__op *op, const struct weft__piece *piece, const uint8_t *data,
-                       uint64_t len)
-{
-    struct scatter *scatter = malloc(sizeof *scatter + len);
-    if (!scatter)
-        return -ENOMEM;
-    memcpy(scatter->bytes, data, len);
-    scatter->op = op;
-    scatter->copy = (struct weft__copy){.ordinal = piece->gpu - 1,
-                                        .list = &scatter->copy.one,
-                                        .n = 1,
-                                        .one = {piece->addr, scatter->bytes, len},
-                                        .done = scattered};
-    op->pending++;
-    weft__copy_push(op->ep, &scatter->copy);
-    return 0;
-}
-
-int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len)
-{
-    int rc = 0;
-    for (size_t i = 0; rc == 0 && i < op->npieces && len; i++) {
-        const struct weft__piece *piece = &op->pieces[i];
-        uint64_t n = piece->len < len ? piece->len : len;
-        if (n && piece->gpu)
-            rc = scatter_one(op, piece, data, n);
-        else if (n)
-            memcpy(piece->addr, data, n);
-        data += n;
-        len -= n;
-    }
-    return rc;
+    weft__stage_rest(conn);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that a nic does not reach goes through pinned memory of the host, at one end or at both: stage.c cuts a WRITE or
- * READ into lots and moves them, stage_serve.c copies for peers.
+ * READ into lots, lot.c moves them, stage_serve.c copies for peers, stage_scatter.c what short messages have brought.
  */
 #ifndef WEFT_CORE_STAGE_H
 #define WEFT_CORE_STAGE_H
@@ -50,8 +50,6 @@ void weft__stage_init(struct weft__stage *stage);
 /* A WRITE, a READ or a FETCH that has memory of a GPU at one end (op->staged): as its nics can. */
 void weft__stage_start(struct weft__conn *conn, struct weft__op *op);
 void weft__stage_fill(struct weft__conn *conn);
-/* A processor does not put bytes there by itself: those of a short message into the pieces of its RECV. */
-int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len);
 /* Something outside of ops refers to the conn, or does so no more: it may know more about what waits. */
 void weft__stage_hold(struct weft__conn *conn);
 void weft__stage_release(struct weft__conn *conn);
@@ -69,7 +67,15 @@ bool weft__stage_far(const struct weft__conn *conn, const struct weft__piece *pi
 
 /* Messages. 0, or a code that takes the conn down. */
 int weft__stage_area_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
+
+/* --- lot.c --- */
+
 int weft__stage_copied_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
+
+/* --- stage_scatter.c --- */
+
+/* A processor does not put bytes there by itself: those of a short message into the pieces of its RECV. */
+int weft__stage_scatter(struct weft__op *op, const uint8_t *data, uint64_t len);
 
 /* --- stage_serve.c --- */
 
