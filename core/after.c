@@ -36,6 +36,11 @@ static struct weft__after *after_new(struct weft__endpoint *ep)
 
 int weft__after_mark(struct weft__endpoint *ep, void *stream, struct weft__after **out)
 {
+    if (!ep->gpu_apart)
+        return weft_fail(
+            WEFT_EUNSUPPORTED, "weft_xfer.stream is set, but this endpoint uses no GPUs: %s",
+            ep->gpu_auto ? "the process has loaded no library of theirs that finds one"
+                         : "its backend is host");
     const struct weft_gpu_ops *ops = ep->gpu->ops;
     int ordinal, rc = ops->stream_gpu(stream, &ordinal);
     if (rc == 0)

@@ -134,11 +134,15 @@ static void read_settings(struct weft__endpoint *ep)
 static int open_gpu(struct weft__endpoint *ep, const char *name)
 {
     ep->gpu_auto = !*name || !strcmp(name, "auto");
+    ep->gpu_loads = weft__loads();
     ep->gpu = ep->gpu_auto ? weft__gpu_used() : weft_gpu_find(name);
     if (!ep->gpu)
         return WEFT_ENODEV;
     ep->gpu_apart = strcmp(ep->gpu->name, "host") != 0;
-    return 0;
+    if (ep->gpu_auto || ep->gpu->ops->probe() > 0)
+        return 0;
+    return weft_fail(WEFT_ENODEV, "the GPU backend %s was named, and cannot be used: %s", name,
+                     weft_last_error());
 }
 
 static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *o)

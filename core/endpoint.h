@@ -46,7 +46,8 @@ struct weft__endpoint {
     /* Written under the lock. gpu_apart: its memory is none that a processor reaches. */
     _Atomic(const struct weft_gpu_backend *) gpu;
     _Atomic(bool) gpu_apart;
-    bool gpu_auto; /* none is named: look for one while there is none */
+    bool gpu_auto;               /* none is named: look for one while there is none, */
+    _Atomic(uint64_t) gpu_loads; /* whenever something was loaded (weft__loads) */
     struct weft__copier copier;
     const struct weft_transport *transports[WEFT__MAX_LANES];
     int ntransports;

@@ -107,6 +107,8 @@ const char *weft__reg_why(struct weft__reg *reg, struct weft__lane *lane);
 struct weft__reg *weft__reg_find(struct weft__endpoint *ep, uint64_t key);
 /* To *gpu: 1 + the ordinal of the GPU whose memory it is, which is opened, if no processor reaches it; else 0. */
 int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu);
+/* Does the endpoint know of GPUs? If none was named, the process may have begun to use them since it was opened. No lock held. */
+bool weft__mem_gpus(struct weft__endpoint *ep);
 /* 0: a processor reaches what is at addr; WEFT_EUNSUPPORTED: it is a GPU's, and what is for messages. */
 int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char *what);
 /* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. */

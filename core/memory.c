@@ -64,7 +64,6 @@ static int query(const struct weft__endpoint *ep, const void *addr, struct weft_
     return rc < 0 ? rc : 0;
 }
 
-/* The process may have begun to use GPUs since it opened the endpoint. */
 static void look_for_gpus(struct weft__endpoint *ep)
 {
     const struct weft_gpu_backend *found = weft__gpu_used();
@@ -74,6 +73,16 @@ static void look_for_gpus(struct weft__endpoint *ep)
     atomic_store(&ep->gpu, found);
     atomic_store(&ep->gpu_apart, true);
     pthread_mutex_unlock(&ep->lock);
+}
+
+bool weft__mem_gpus(struct weft__endpoint *ep)
+{
+    uint64_t loads = !ep->gpu_apart && ep->gpu_auto ? weft__loads() : 0;
+    if (loads && loads != atomic_load_explicit(&ep->gpu_loads, memory_order_relaxed)) {
+        look_for_gpus(ep);
+        atomic_store_explicit(&ep->gpu_loads, loads, memory_order_relaxed);
+    }
+    return ep->gpu_apart;
 }
 
 int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu)
@@ -101,8 +110,7 @@ int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char
 static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
 {
     struct weft_gpu_range range;
-    if (ep->gpu_auto && !ep->gpu_apart)
-        look_for_gpus(ep);
+    weft__mem_gpus(ep);
     int rc = query(ep, reg->addr, &range);
     reg->kind = range.kind;
     reg->ordinal = range.ordinal;

@@ -356,10 +356,20 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     return 0;
 }
 
+/* Does it name what may be a GPU's, and no registration tells? */
+static bool asks_whose(const struct weft_xfer *x)
+{
+    bool asks = x->op == WEFT_XFER_SEND || x->notify || x->result || x->stream;
+    for (size_t i = 0; i < x->nlocal && !asks; i++)
+        asks = !x->local[i].mem;
+    return asks;
+}
+
 static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
-    if (x->op == WEFT_XFER_SEND || x->notify || conn->ep->gpu_apart) {
+    bool gpus = conn->ep->gpu_apart || (asks_whose(x) && weft__mem_gpus(conn->ep));
+    if (x->op == WEFT_XFER_SEND || x->notify || gpus) {
         p = &parts;
         int rc = prepare(conn->ep, x, p);
         if (rc)

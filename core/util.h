@@ -57,6 +57,9 @@ static inline bool weft__handle_is(uint64_t handle, enum weft__kind kind)
 
 /* Give obj a handle; 0 when out of memory. owner: whose lock handle_shut is called under, if it
  * always is, for handle_peek; else NULL. */
+/* Another number whenever a file was loaded into the process, or unloaded (library.c). */
+uint64_t weft__loads(void);
+
 uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner);
 /* The object, kept alive until put; NULL and a sentence if the handle is stale or foreign. */
 void *weft__handle_get(uint64_t handle, enum weft__kind kind);

@@ -54,7 +54,8 @@ struct weft_endpoint_opts {
     /* Comma-separated names, best first: only these are used. NULL: WEFT_TRANSPORT ("auto"). */
     const char *transport;
     /* Name of the GPU backend, whose library is loaded and started. NULL: WEFT_GPU ("auto": the one whose library the
-     * process has loaded, by the time that it opens the endpoint or registers memory with it; nothing is loaded). */
+     * process has loaded, by the time that it opens the endpoint or names memory to it; nothing is loaded). A backend that
+     * was named and finds no device: WEFT_ENODEV. */
     const char *gpu;
     /* n >= 1: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. */
     int progress_threads;
@@ -209,9 +210,9 @@ struct weft_mem_opts {
 /*
  * Register memory: host memory, or a GPU's (found by asking the endpoint's GPU backend). What a nic does not reach goes
  * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. Over local a
- * peer maps such memory, all of the allocation that it lies in, and writes and reads by itself (WEFT_IPC=0: it does not); its
- * own is then a GPU's; or the host's, registered, in a process that uses a GPU or names a backend: it is pinned from then
- * on. It stays
+ * peer maps such memory, all of the allocation that it lies in, and writes and reads by itself (WEFT_IPC=0: it does not). The
+ * initiator's own memory may then be a GPU's, or registered memory of the host, if its process uses a GPU or names a
+ * backend: Weft pins it when it is first used so. It stays
  * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
  * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a
@@ -281,7 +282,7 @@ struct weft_local {
  * One operation. The struct and its arrays may be reused when weft_post returns; the memory that
  * local describes is Weft's until the operation is done, and so are the bytes of a RECV's buffer.
  * All of it may be memory of GPUs, registered or not, but for `notify` and `result`, which are the host's:
- * WEFT_EUNSUPPORTED.
+ * WEFT_EUNSUPPORTED. Memory of a backend that the endpoint does not use is taken for the host's.
  */
 struct weft_xfer {
     size_t struct_size;
@@ -303,8 +304,9 @@ struct weft_xfer {
     uint64_t value;   /* ADD */
     uint64_t *result; /* ADD: where the word before the addition goes; may be NULL */
     /* Begin after what is queued on this stream of a GPU now (a CUstream, a cudaStream_t, torch's `cuda_stream`), without
-     * waiting for it here; nobody else need synchronise. WEFT_STREAM_DEFAULT: that which has the number 0. NULL: none; what a
-     * kernel is still writing is not waited for. The stream is not being captured into a graph. */
+     * waiting for it here; nobody else need synchronise. NULL: none; what a kernel is still writing is not waited for.
+     * WEFT_STREAM_DEFAULT: that which has the number 0, as torch's current one has unless the program made another: pass
+     * `stream ? stream : WEFT_STREAM_DEFAULT`. A stream that is being captured into a graph must not be named. */
     void *stream;
 };
 #define WEFT_STREAM_DEFAULT ((void *)1) /* of the GPU whose context the thread has */

@@ -192,8 +192,9 @@ struct weft_gpu_backend {
     const struct weft_gpu_ops *ops;
 };
 
-/* Backend by name; "auto": the first that has a device, else "host"; NULL: what WEFT_GPU says. For callers that
- * want device memory without a vendor's library: it is loaded and started. NULL and a sentence if there is none. */
+/* Backend by name, whether it has a device or not (probe); "auto": the first that has one, else "host"; NULL: what WEFT_GPU says.
+ * For callers that want device memory without a vendor's library: probe, and "auto", load and start it. NULL and a
+ * sentence if there is none of that name. */
 WEFT_API const struct weft_gpu_backend *weft_gpu_find(const char *name);
 
 /* A module exports this function under this name. */
