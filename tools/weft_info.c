@@ -157,6 +157,19 @@ static void print_gpus(bool verbose)
     }
 }
 
+/* One that does nothing else, on any free port. `what` opens none if it does not. */
+static int try_endpoint(const char *what)
+{
+    weft_endpoint_t endpoint;
+    int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .listen = "127.0.0.1",
+                                          .progress_threads = WEFT_PROGRESS_CALLER),
+                                &endpoint);
+    if (rc == 0)
+        return weft_endpoint_close(endpoint);
+    message("no endpoint %s: %s", what, weft_last_error());
+    return rc;
+}
+
 /* Settings of the environment that no endpoint opens with, each told. Returns how many. */
 static int check_config(void)
 {
@@ -171,7 +184,7 @@ static int check_config(void)
         }
         weft_config_set(item.name, NULL);
     }
-    return wrong;
+    return wrong ? wrong : try_endpoint("opens") != 0;
 }
 
 static void print_config(void)
@@ -228,18 +241,6 @@ static int print_all(bool config, bool json, bool verbose)
     return print_text(config, verbose);
 }
 
-/* What an endpoint says of it that does nothing else. */
-static int try_secret(void)
-{
-    weft_endpoint_t endpoint;
-    int rc = weft_endpoint_open(
-        WEFT_OPTS(weft_endpoint_opts, .progress_threads = WEFT_PROGRESS_CALLER), &endpoint);
-    if (rc == 0)
-        return weft_endpoint_close(endpoint);
-    message("no endpoint with this secret: %s", weft_last_error());
-    return rc;
-}
-
 int main(int argc, char **argv)
 {
     const char *secret_file = NULL;
@@ -277,7 +278,7 @@ int main(int argc, char **argv)
     }
     if (secret_file && secret_file_set(secret_file))
         return EXIT_USAGE;
-    if (secret_file && try_secret())
+    if (secret_file && try_endpoint("with this secret"))
         return EXIT_FAILED;
     int rc = print_all(config, json, verbose);
     return check_config() > 0 ? EXIT_FAILED : rc;
