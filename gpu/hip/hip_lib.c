@@ -38,6 +38,8 @@ static int fill(void *opened)
     int result = hip_told(hip_table.init(0));
     if (result == 0)
         result = hip_told(hip_table.version(&version));
+    if (result == VENDOR_ENODEVICE || result == VENDOR_EDEVICE) /* the latter: Debian's */
+        return hip_fail(result, "there is no GPU of AMD's");
     if (result)
         return hip_fail(result, "cannot start the runtime");
     hip_table.numbers = version < HIP_VERSION_6 ? &hip_numbers_5 : &hip_numbers_6;
