@@ -47,9 +47,9 @@ struct weft__import {
     bool unknown;   /* refused: the peer has no such key, so there will be no END */
     bool own;       /* the peer is this process */
     bool direct;    /* and its memory is there without being mapped */
-    uint32_t users; /* copies, and mappings that are being made */
+    uint32_t users; /* copies, mappings that are being made, a descriptor that is being taken */
     struct weft__chore take; /* the descriptor that belongs to the handle */
-    uint64_t take_by;        /* weft_now */
+    uint64_t take_by;        /* weft_now; 0: it was not looked for yet */
     int fd;                  /* it, until it was used; or -1 */
     char pci[WEFT__IPC_PCI];
     uint8_t handle[WEFT_GPU_IPC_BYTES];
@@ -88,12 +88,19 @@ static void mapping_closed(struct weft__endpoint *ep, struct weft__chore *chore)
     free(mapping_of(chore));
 }
 
+/* What nobody has taken out of it counts against the limit of who has passed it. */
+static void close_fd(struct weft__import *import)
+{
+    if (import->fd >= 0)
+        close(import->fd);
+    import->fd = -1;
+}
+
 /* Nobody uses it any more, and nobody finds it. */
 static void import_free(struct weft__import *import)
 {
     struct weft__endpoint *ep = import->conn->ep;
-    if (import->fd >= 0)
-        close(import->fd);
+    close_fd(import);
     for (struct mapping *mapping = import->mappings, *next; mapping; mapping = next) {
         next = mapping->next;
         if (mapping->state != MAPPING_THERE || import->direct) {
@@ -123,31 +130,13 @@ static int find_home(const struct weft_gpu_ops *ops, const char *pci)
     return -1;
 }
 
-/* What it says of its memory is the peer's word. */
-static int check_mapped(const struct weft_gpu_ops *ops, const struct weft__import *import,
-                        void *addr)
+/* Once one GPU has opened it the backend knows it, so that another one needs no descriptor. How long the memory is
+ * is the peer's word. */
+static int map(struct weft__endpoint *ep, const struct weft__import *import,
+               struct mapping *mapping)
 {
-    struct weft_gpu_range range;
-    int rc = weft__gpu_span(ops, addr, import->len, &range);
-    return rc ? (rc < 0 ? rc : 0)
-              : weft_fail(WEFT_EPROTO, "the peer's memory is shorter than it says");
-}
-
-/* In another context the backend knows what is open. */
-static int map(struct weft__endpoint *ep, struct weft__import *import, struct mapping *mapping)
-{
-    const struct weft_gpu_ops *ops = ep->gpu->ops;
     struct weft_gpu *gpu = weft__gpu_opened(ep, mapping->ordinal);
-    int rc = ops->ipc_open(gpu, import->handle, import->fd, &mapping->addr);
-    if (import->fd >= 0)
-        close(import->fd);
-    import->fd = -1;
-    if (rc)
-        return rc;
-    rc = check_mapped(ops, import, mapping->addr);
-    if (rc)
-        ops->ipc_close(gpu, mapping->addr);
-    return rc;
+    return ep->gpu->ops->ipc_open(gpu, import->handle, import->fd, import->len, &mapping->addr);
 }
 
 /* What is mapped is, and of this process's own what is the same GPU's. */
@@ -172,6 +161,7 @@ static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
                  : weft__chore_gpu(ep, ordinal);
     if (rc == 0 && !import->direct)
         rc = map(ep, import, mapping);
+    close_fd(import);
     mapping->reached = rc == 0 && is_reached(ops, mapping);
     if (rc)
         weft_log(WEFT_LOG_INFO, "conn", "memory of the peer's GPU is staged: %s",
@@ -274,15 +264,18 @@ static struct weft__import *taker_of(struct weft__chore *chore)
     return (struct weft__import *)(void *)((char *)chore - offsetof(struct weft__import, take));
 }
 
-/* Descriptors come as their MAPs do, and these as they were asked for: so do the chores. */
+/* It was passed before the message that tells of it, but nobody may have looked at the socket since. */
 static void take_run(struct weft__endpoint *ep, struct weft__chore *chore)
 {
     struct weft__import *import = taker_of(chore);
     struct weft__link *link = import->conn->links[0];
     (void)ep;
+    if (!import->take_by)
+        import->take_by = weft_now() + TAKE_NS;
     weft__lane_lock(link->lane);
-    chore->status = link->tl ? link->lane->nic->transport->ops->link_take(link->tl, &import->fd)
-                             : WEFT_ELINK;
+    chore->status = link->tl ? link->lane->nic->transport->ops->link_take(link->tl, import->key,
+                                                                          &import->fd)
+                             : weft_fail(WEFT_ELINK, "the link is closed");
     weft__lane_unlock(link->lane);
     if (chore->status == WEFT_EAGAIN && weft_now() > import->take_by)
         chore->status = weft_fail(WEFT_EPROTO, "the peer has not passed what it says");
@@ -308,7 +301,6 @@ static void take(struct weft__import *import)
 {
     import->state = IMPORT_TAKING;
     import->take = (struct weft__chore){.run = take_run, .done = take_done};
-    import->take_by = weft_now() + TAKE_NS;
     import->users++;
     weft__stage_hold(import->conn);
     weft__chore_push(import->conn->ep, &import->take);

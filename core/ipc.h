@@ -4,12 +4,13 @@
  * that maps ("import"), ipc_serve.c at the end whose memory it is ("export").
  *
  *     ASK   key          -->
+ *                       <--   a descriptor with the key for its number, where the handle needs one (weft_link_pass_fn)
  *                       <--   MAP   key, range, access, handle: or why not
  *     copies, each inside the link (weft_link_enter_fn), in the turn of the last END
  *                       <--   END   key, turn: it was deregistered
  *
  * Permission is the peer's to give and to take back: by the turn, without waiting for this end's word. What a driver maps
- * is the whole allocation; keys, bounds and access are looked at here, by the end that copies.
+ * is the whole allocation, or all segments of a range; keys, bounds and access are looked at here, by the end that copies.
  */
 #ifndef WEFT_CORE_IPC_H
 #define WEFT_CORE_IPC_H
@@ -80,8 +81,8 @@ void weft__ipc_revoke(struct weft__reg *reg);
 bool weft__ipc_recall(struct weft__work *work);
 /* A link has closed: nobody is inside. */
 void weft__ipc_closed(struct weft__link *link);
-/* Is this an export of an endpoint of this process, of which any may be the peer? A driver does not map such memory, which
- * is there already. Any lock may be held. */
+/* Is this an export of an endpoint of this process, of which any may be the peer? Such memory is
+ * there already, and is mapped only if it is made of segments, which not all GPUs of a process may reach. Any lock may be held. */
 bool weft__ipc_is_own(uint64_t key, uint64_t addr, uint64_t len, uint32_t access);
 
 #endif

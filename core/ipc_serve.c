@@ -97,10 +97,11 @@ static void answer(struct weft__conn *conn, uint64_t key, int status, const stru
 }
 
 /* What belongs to the handle: before the message. */
-static int pass(struct weft__link *link, int fd)
+static int pass(struct weft__link *link, uint64_t key, int fd)
 {
     weft__lane_lock(link->lane);
-    int rc = link->tl ? link->lane->nic->transport->ops->link_pass(link->tl, fd) : WEFT_ELINK;
+    int rc = link->tl ? link->lane->nic->transport->ops->link_pass(link->tl, key, fd)
+                      : weft_fail(WEFT_ELINK, "the link is closed");
     weft__lane_unlock(link->lane);
     close(fd);
     return rc;
@@ -116,7 +117,7 @@ static void run(struct weft__endpoint *ep, struct weft__chore *chore)
                                     making->handle, &fd);
     making->passed = chore->status == 0 && fd >= 0;
     if (making->passed)
-        chore->status = pass(making->export->link, fd);
+        chore->status = pass(making->export->link, reg->key, fd);
     if (chore->status == 0)
         ops->describe(reg->ordinal, &making->device); /* what it does not tell is empty */
     else

@@ -123,7 +123,7 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
     rc = weft__gpu_span(ep->gpu->ops, reg->addr, reg->len,
                         &range); /* what kernels reach is known now */
     reg->reached = rc == 1 && range.reached;
-    return rc < 0 ? rc : 0;
+    return 0;
 }
 
 /* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */

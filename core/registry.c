@@ -40,16 +40,16 @@ static struct known_transport transports[MAX_BACKENDS];
 static struct known_gpu gpus[MAX_BACKENDS];
 static int ntransports, ngpus;
 
-static int default_link_pass(struct weft_link *link, int fd)
+static int default_link_pass(struct weft_link *link, uint64_t number, int fd)
 {
-    (void)link, (void)fd;
+    (void)link, (void)number, (void)fd;
     return weft_fail(WEFT_EUNSUPPORTED, "this transport passes no descriptors");
 }
 
-static int default_link_take(struct weft_link *link, int *fd)
+static int default_link_take(struct weft_link *link, uint64_t number, int *fd)
 {
     (void)fd;
-    return default_link_pass(link, -1);
+    return default_link_pass(link, number, -1);
 }
 
 static int default_wait_fd(struct weft_nic *nic)
@@ -130,9 +130,10 @@ static int default_ipc_export(struct weft_gpu *gpu, void *addr, uint64_t len, vo
     return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: no ipc", gpu->backend->name);
 }
 
-static int default_ipc_open(struct weft_gpu *gpu, const void *handle, int fd, void **addr)
+static int default_ipc_open(struct weft_gpu *gpu, const void *handle, int fd, uint64_t len,
+                            void **addr)
 {
-    (void)handle, (void)fd, (void)addr;
+    (void)handle, (void)fd, (void)len, (void)addr;
     return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: no ipc", gpu->backend->name);
 }
 

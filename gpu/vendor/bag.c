@@ -2,11 +2,14 @@
 #include "bag.h"
 
 #include <errno.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "weft/transport.h"
+
+#define PIDFD 4 /* SCM_PIDFD of Linux 6.5: the sender, if the socket's maker wanted it */
 
 /* The bytes of a packet. */
 struct packet {
@@ -47,10 +50,31 @@ int bag_put(int mouth, const struct bag_handful *handful)
                          .msg_controllen = CMSG_SPACE(fds)};
     if (sendmsg(mouth, &msg, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0)
         return 0;
-    return weft_fail(-errno,
-                     errno == ETOOMANYREFS
-                         ? "too many descriptors on their way to other processes (ulimit -n)"
-                         : "cannot pass descriptors: %m");
+    if (errno == ETOOMANYREFS)
+        return weft_fail(-errno, "too many descriptors are on their way to processes (ulimit -n)");
+    if (errno == EAGAIN)
+        return weft_fail(WEFT_ELIMIT,
+                         "more descriptors than a socket takes (net.core.wmem_default)");
+    return weft_fail(-errno, "cannot pass descriptors: %m");
+}
+
+/* More than was asked for may come: the socket was another process's. */
+static void take_control(struct msghdr *msg, struct bag_handful *handful)
+{
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        bool rights = c->cmsg_type == SCM_RIGHTS;
+        if (c->cmsg_level != SOL_SOCKET || (!rights && c->cmsg_type != PIDFD))
+            continue;
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+            if (rights && handful->n < BAG_MOST)
+                handful->fd[handful->n++] = fd;
+            else
+                close(fd);
+        }
+    }
 }
 
 int bag_take(int bag, struct bag_handful *handful)
@@ -66,12 +90,7 @@ int bag_take(int bag, struct bag_handful *handful)
     ssize_t len = recvmsg(bag, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     if (len < 0)
         return weft_fail(-errno, "cannot take descriptors: %m");
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c && len; c = CMSG_NXTHDR(&msg, c)) {
-        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || handful->n)
-            continue; /* there is one of them at most */
-        handful->n = (uint32_t)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-        memcpy(handful->fd, CMSG_DATA(c), handful->n * sizeof(int));
-    }
+    take_control(&msg, handful); /* an empty packet may bring some, too */
     size_t want = sizeof packet.id + handful->n * sizeof *packet.number;
     if (msg.msg_flags & MSG_CTRUNC || !handful->n || (size_t)len != want) {
         bag_drop(handful, 0);

@@ -14,6 +14,12 @@ struct handle {
 };
 _Static_assert(sizeof(struct handle) <= WEFT_GPU_IPC_BYTES, "the handle does not fit");
 
+/* len bytes, from its offset on, are inside so many. */
+static bool fits(const struct handle *handle, uint64_t len, uint64_t size)
+{
+    return handle->offset <= size && len <= size - handle->offset;
+}
+
 /* In the context. */
 static int export(const struct vendor_gpu *gpu, uintptr_t addr, uint64_t len,
                   struct handle *handle, int *fd)
@@ -22,12 +28,17 @@ static int export(const struct vendor_gpu *gpu, uintptr_t addr, uint64_t len,
     uintptr_t start = 0;
     size_t size = 0;
     int result = vendor->range(addr, &start, &size);
-    if (result == 0)
-        result = vendor->ipc_get(handle->ipc, start);
     handle->offset = addr - start;
-    if (result && start && vendor_segments_has(vendor, addr))
+    bool one = result == 0 && fits(handle, len, size);
+    if (one)
+        result = vendor->ipc_get(handle->ipc, start);
+    if (one && result == 0)
+        return 0;
+    if (start && vendor_segments_has(vendor, addr))
         return vendor_segments_share(gpu, addr, len, &handle->shared, &handle->offset, fd);
-    return result ? vendor_fail(vendor, result, "cannot share the allocation") : 0;
+    return result ? vendor_fail(vendor, result, "cannot share the allocation")
+                  : weft_fail(WEFT_EUNSUPPORTED, "gpu %s: it is more than one allocation",
+                              gpu->base.backend->name);
 }
 
 int vendor_ipc_export(struct weft_gpu *base, void *addr, uint64_t len, void *out, int *fd)
@@ -47,27 +58,36 @@ int vendor_ipc_export(struct weft_gpu *base, void *addr, uint64_t len, void *out
     return 0;
 }
 
-static int open_ipc(const struct vendor *vendor, const struct handle *handle, uintptr_t *start)
+static int too_short(const struct vendor *vendor)
+{
+    return weft_fail(WEFT_EPROTO, "gpu %s: another process's memory is shorter than it says",
+                     vendor->backend->name);
+}
+
+static int open_ipc(const struct vendor *vendor, const struct handle *handle, uint64_t len,
+                    uintptr_t *start)
 {
     size_t size = 0;
     int result = vendor->ipc_open(start, handle->ipc);
-    if (result == 0 && (vendor->range(*start, start, &size) || handle->offset >= size)) {
-        vendor->ipc_close(*start); /* the offset is the other process's word */
-        result = VENDOR_EINVAL;
-    }
-    return result ? vendor_fail(vendor, result, "cannot open another process's memory") : 0;
+    if (result)
+        return vendor_fail(vendor, result, "cannot open another process's memory");
+    if (vendor->range(*start, start, &size) == 0 && fits(handle, len, size))
+        return 0;
+    vendor->ipc_close(*start);
+    return too_short(vendor);
 }
 
 static int open_segments(const struct vendor_gpu *gpu, const struct handle *handle, int fd,
-                         uintptr_t *start)
+                         uint64_t len, uintptr_t *start)
 {
-    if (!gpu->vendor->segments || handle->offset >= handle->shared.bytes)
-        return weft_fail(WEFT_EPROTO, "gpu %s: this is no handle of memory",
-                         gpu->base.backend->name);
+    if (!gpu->vendor->segments)
+        return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: it has no segments", gpu->base.backend->name);
+    if (!fits(handle, len, handle->shared.bytes))
+        return too_short(gpu->vendor);
     return vendor_segments_open(gpu, &handle->shared, fd, start);
 }
 
-int vendor_ipc_open(struct weft_gpu *base, const void *in, int fd, void **addr)
+int vendor_ipc_open(struct weft_gpu *base, const void *in, int fd, uint64_t len, void **addr)
 {
     const struct vendor_gpu *gpu = vendor_of(base);
     struct handle handle;
@@ -76,8 +96,8 @@ int vendor_ipc_open(struct weft_gpu *base, const void *in, int fd, void **addr)
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
-    rc = handle.shared.bytes ? open_segments(gpu, &handle, fd, &start)
-                             : open_ipc(gpu->vendor, &handle, &start);
+    rc = handle.shared.bytes ? open_segments(gpu, &handle, fd, len, &start)
+                             : open_ipc(gpu->vendor, &handle, len, &start);
     vendor_leave(gpu);
     if (rc)
         return rc;

@@ -101,6 +101,8 @@ int vendor_segments_share(const struct vendor_gpu *gpu, uintptr_t addr, uint64_t
 
 /* --- opened -------------------------------------------------------------------------------------- */
 
+#define MOST 16384 /* segments of a range: each takes the driver a while */
+
 struct opened {
     struct opened *next;
     const struct vendor *vendor;
@@ -167,11 +169,14 @@ static int map_handful(struct opened *o, struct bag_handful *handful)
     return rc;
 }
 
-/* All of a bag. */
+/* All of a bag. How many there are is the peer's word. */
 static int map_all(struct opened *o, int bag)
 {
     int rc = 0;
     while (o->mapped < o->bytes && rc == 0) {
+        if (o->n >= MOST)
+            return weft_fail(WEFT_ELIMIT, "another process's memory has more than %d segments",
+                             MOST);
         struct bag_handful handful;
         rc = bag_take(bag, &handful);
         if (rc == 0)
@@ -228,7 +233,9 @@ int vendor_segments_open(const struct vendor_gpu *gpu, const struct vendor_share
     int rc = 0;
     pthread_mutex_lock(&lock);
     struct opened *o = find(gpu->vendor, shared->id);
-    if (!o)
+    if (o && o->bytes != shared->bytes)
+        rc = weft_fail(WEFT_EPROTO, "another process's memory has another length than before");
+    else if (!o)
         rc = open_new(gpu, shared, fd, &o);
     if (rc == 0) {
         o->users++;

@@ -68,6 +68,45 @@ static int take(int from)
     return fd;
 }
 
+/* What a handle of segments has behind the library's own. */
+struct tail {
+    uint64_t offset;
+    uint8_t id[16];
+    uint64_t bytes;
+};
+
+/* What is open is known by its id; another length or place than before is not believed. */
+static void handle_lies(struct weft_gpu *gpu, const uint8_t *honest)
+{
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    struct tail tail;
+    void *none = gpu;
+    for (int i = 0; i < 3; i++) {
+        memcpy(&tail, honest + 64, sizeof tail);
+        tail.bytes = i == 0 ? UINT64_MAX & ~0x1fffffull : i == 1 ? tail.bytes * 2 : tail.bytes;
+        tail.offset = i == 0 ? tail.bytes - 4096 : i == 2 ? tail.bytes - 50 : tail.offset;
+        memcpy(handle, honest, sizeof handle);
+        memcpy(handle + 64, &tail, sizeof tail);
+        WEFT_FAILS(WEFT_EPROTO, ops->ipc_open(gpu, handle, -1, 100, &none));
+        assert_ptr_equal(none, gpu);
+    }
+}
+
+/* Another GPU of the process, if there is one, may do so as well; what the first one has open stays. */
+static void opened_by_another(const uint8_t *handle, char *bytes)
+{
+    struct weft_gpu *gpu;
+    void *addr;
+    if (ops->probe() < 2)
+        return;
+    WEFT_OK(ops->open(1, &gpu));
+    WEFT_OK(ops->ipc_open(gpu, handle, -1, LEN - AT, &addr));
+    WEFT_OK(ops->copy(gpu, bytes, addr, LEN - AT, NULL));
+    CHECK(test_differs(bytes, LEN - AT, 2, AT) < 0, "what the other GPU has read is wrong");
+    ops->ipc_close(gpu, addr);
+    ops->close(gpu);
+}
+
 /* Twice: what was closed can be opened again, if no descriptor belongs to it; what is open, in any case. */
 static int run_child(void)
 {
@@ -81,10 +120,14 @@ static int run_child(void)
     void *first = NULL;
     WEFT_OK(ops->open(0, &gpu));
     int before = test_count_fds();
+    void *none = &fd;
+    WEFT_FAILS(WEFT_EPROTO,
+               ops->ipc_open(gpu, handle, -1, (uint64_t)LEN * 9, &none)); /* so long it is not */
+    assert_ptr_equal(none, &fd);
     for (int i = 0; i < 2; i++) {
         void *addr;
         struct weft_gpu_range range;
-        WEFT_OK(ops->ipc_open(gpu, handle, i ? -1 : fd, &addr));
+        WEFT_OK(ops->ipc_open(gpu, handle, i ? -1 : fd, LEN - AT, &addr));
         assert_int_equal(ops->query(addr, &range), 1);
         WEFT_OK(ops->copy(gpu, bytes, addr, LEN - AT, NULL));
         CHECK(test_differs(bytes, LEN - AT, (uint64_t)i, AT) < 0, "what was read is wrong");
@@ -97,8 +140,12 @@ static int run_child(void)
     }
     if (fd >= 0) {
         void *addr = NULL;
+        handle_lies(gpu, handle);
+        opened_by_another(handle, bytes);
+        WEFT_OK(ops->copy(gpu, bytes, first, LEN - AT, NULL)); /* it is open still */
+        CHECK(test_differs(bytes, LEN - AT, 2, AT) < 0, "what was written is wrong");
         ops->ipc_close(gpu, first);
-        CHECK(ops->ipc_open(gpu, handle, fd, &addr) < 0, "a bag is emptied once");
+        CHECK(ops->ipc_open(gpu, handle, fd, LEN - AT, &addr) < 0, "a bag is emptied once");
         assert_int_equal(test_count_fds(), before);
     }
     free(bytes);
@@ -149,6 +196,27 @@ static void another_process_reads_and_writes(void **state)
     free(bytes);
 }
 
+/* A packet like those of a bag: the first bytes of it, and descriptors of standard error. */
+static void put(int to, size_t len, int fds)
+{
+    uint8_t bytes[16 + 8] = {0};
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(3 * sizeof(int))];
+    } control = {.head = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    int list[3] = {2, 2, 2};
+    struct iovec iov = {bytes, len};
+    size_t n = (size_t)fds * sizeof(int);
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = fds ? &control : NULL,
+                         .msg_controllen = fds ? CMSG_SPACE(n) : 0};
+    control.head.cmsg_len = CMSG_LEN(n);
+    memcpy(CMSG_DATA(&control.head), list, n);
+    bytes[16 + 2] = 0x20; /* its length: 2 MiB */
+    assert_int_equal(sendmsg(to, &msg, 0), len);
+}
+
 static void garbage_is_refused(void **state)
 {
     (void)state;
@@ -156,28 +224,42 @@ static void garbage_is_refused(void **state)
     struct weft_gpu *gpu;
     void *addr = state;
     int on_stack, fd = -1, ends[2];
+    const struct tail tails[] = {
+        {0, {0}, 0},                        /* the library's */
+        {0, {0}, 0x200000},                 /* segments */
+        {0x200000 - 99, {0}, 0x200000},     /* of which it is behind the end */
+        {UINT64_MAX - 50, {0}, 0x200000},   /* or around it */
+        {0, {0}, UINT64_MAX & ~0x1fffffull} /* or there are too many */
+    };
     WEFT_OK(ops->open(0, &gpu));
-    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
     int fds = test_count_fds();
-    for (int i = 0; i < 6; i++) {
-        int with = i < 3    ? -1
-                   : i == 3 ? 2
-                            : ends[0]; /* no bag, an empty one, one with something else in it */
-        memset(handle, i % 3 == 0 ? 0 : 0x77, sizeof handle);
-        if (i % 3 ==
-            1) /* of segments, and of not too many bytes: 64 of the library's, offset, id, bytes */
-            memset(handle + 64, 0, 8), memset(handle + 64 + 8 + 16 + 3, 0, 5);
-        if (i == 5)
-            pass(ends[1], 2);
-        assert_true(ops->ipc_open(gpu, handle, with, &addr) < 0);
-        assert_true(strlen(weft_last_error()) > 0);
-        assert_ptr_equal(addr, state);
-    }
+    for (size_t i = 0; i < ARRAY_LEN(tails); i++)
+        for (int with = 0; with < 7; with++) {
+            assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends), 0);
+            if (with == 3)
+                put(ends[1], 16 + 8, 1); /* as it should be, but for what it is a descriptor of */
+            else if (with == 4)
+                put(ends[1], 16 + 8, 3);
+            else if (with == 5)
+                put(ends[1], 16 + 8, 0);
+            else if (with == 6)
+                put(ends[1], 0, 3);
+            memset(handle, 0x77, sizeof handle);
+            memcpy(handle + 64, &tails[i], sizeof tails[i]);
+            assert_true(ops->ipc_open(gpu, handle,
+                                      with == 0   ? -1
+                                      : with == 1 ? 2
+                                                  : ends[0],
+                                      100, &addr) < 0);
+            assert_true(strlen(weft_last_error()) > 0);
+            assert_ptr_equal(addr, state);
+            close(ends[0]);
+            close(ends[1]);
+            assert_int_equal(test_count_fds(), fds);
+        }
     assert_true(ops->ipc_export(gpu, &on_stack, 1, handle, &fd) < 0);
     assert_int_equal(fd, -1);
     assert_int_equal(test_count_fds(), fds);
-    close(ends[0]);
-    close(ends[1]);
     ops->close(gpu);
 }
 

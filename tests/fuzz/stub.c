@@ -350,16 +350,16 @@ static int stub_link_recalled(struct weft_link *base)
     return stub_script.recall_later-- <= 0;
 }
 
-static int stub_link_pass(struct weft_link *base, int fd)
+static int stub_link_pass(struct weft_link *base, uint64_t number, int fd)
 {
-    (void)base;
+    (void)base, (void)number;
     FUZZ_CHECK(fcntl(fd, F_GETFD) >= 0);
     return stub_script.shut ? WEFT_ELINK : 0;
 }
 
-static int stub_link_take(struct weft_link *base, int *fd)
+static int stub_link_take(struct weft_link *base, uint64_t number, int *fd)
 {
-    (void)base;
+    (void)base, (void)number;
     if (stub_script.take_later-- > 0)
         return WEFT_EAGAIN;
     *fd = stub_script.shut ? -1 : dup(2);

@@ -160,12 +160,13 @@ static int stub_ipc_export(struct weft_gpu *on, void *addr, uint64_t len, void *
 }
 
 /* The first two bytes of a handle say where in the peer's memory. */
-static int stub_ipc_open(struct weft_gpu *on, const void *handle, int fd, void **addr)
+static int stub_ipc_open(struct weft_gpu *on, const void *handle, int fd, uint64_t len,
+                         void **addr)
 {
     uint16_t offset;
     FUZZ_CHECK(on == &gpu && (fd == -1 || fcntl(fd, F_GETFD) >= 0));
     memcpy(&offset, handle, sizeof offset);
-    if (stub_gpu_script.ipc_fails || offset >= STUB_PEER_BYTES)
+    if (stub_gpu_script.ipc_fails || offset >= STUB_PEER_BYTES || len > (uint64_t)(STUB_PEER_BYTES - offset))
         return weft_fail(-EIO, "the stub opens nothing");
     if (!peer_addresses)
         peer_addresses = mmap(NULL, STUB_PEER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1,

@@ -153,14 +153,14 @@ static int rails_link_recalled(struct weft_link *link)
     return local()->link_recalled(link);
 }
 
-static int rails_link_pass(struct weft_link *link, int fd)
+static int rails_link_pass(struct weft_link *link, uint64_t number, int fd)
 {
-    return local()->link_pass(link, fd);
+    return local()->link_pass(link, number, fd);
 }
 
-static int rails_link_take(struct weft_link *link, int *fd)
+static int rails_link_take(struct weft_link *link, uint64_t number, int *fd)
 {
-    return local()->link_take(link, fd);
+    return local()->link_take(link, number, fd);
 }
 
 static int rails_post(struct weft_link *link, const struct weft_cmd *cmds, int n)

@@ -206,14 +206,14 @@ static void recalled_means_nobody(void **state)
         pthread_join(threads[i], NULL);
 }
 
-/* A byte in a pipe, whose other end it passes. */
+/* A byte in a pipe, whose other end it passes, with the byte for its number. */
 static void pass_there(struct side *side, void *arg)
 {
     const char *byte = arg;
     int ends[2];
     assert_int_equal(pipe(ends), 0);
     assert_int_equal(write(ends[1], byte, 1), 1);
-    WEFT_OK(side->ops->link_pass(side->links[0].link, ends[0]));
+    WEFT_OK(side->ops->link_pass(side->links[0].link, (uint64_t)*byte, ends[0]));
     close(ends[0]);
     close(ends[1]);
 }
@@ -224,24 +224,41 @@ static void poll_here(struct pair *p)
     assert_int_equal(p->a.ops->poll(p->a.nic, &comp, 1), 0);
 }
 
-static void descriptors_are_passed_in_order(void **state)
+static void take_here(struct pair *p, char byte)
+{
+    int fd = -1;
+    char got = 0;
+    TEST_UNTIL(p->a.ops->link_take(p->a.links[0].link, (uint64_t)byte, &fd) == 0, poll_here(p),
+               "a descriptor");
+    assert_int_equal(read(fd, &got, 1), 1);
+    assert_int_equal(got, byte);
+    assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
+    close(fd);
+}
+
+static void descriptors_are_passed(void **state)
 {
     struct pair *p = *state;
     struct weft_link *link = p->a.links[0].link;
     int fd = -1, fds = test_count_fds();
-    assert_int_equal(p->a.ops->link_take(link, &fd), WEFT_EAGAIN);
-    for (char byte = 'a'; byte < 'a' + PASSED; byte++)
+    assert_int_equal(p->a.ops->link_take(link, 1, &fd), WEFT_EAGAIN);
+    for (char byte = 1; byte <= PASSED; byte++)
         pair_call(p, B, pass_there, &byte, 1);
-    for (char byte = 'a', got = 0; byte < 'a' + PASSED - 2; byte++) {
-        TEST_UNTIL(p->a.ops->link_take(link, &fd) == 0, poll_here(p), "a descriptor");
-        assert_int_equal(read(fd, &got, 1), 1);
-        assert_int_equal(got, byte);
-        assert_int_equal(fcntl(fd, F_GETFD), FD_CLOEXEC);
-        close(fd);
-    }
-    /* nobody takes the last ones */
-    TEST_UNTIL(test_count_fds() >= fds + 2, poll_here(p), "the last descriptors");
+    for (char byte = PASSED; byte > 2; byte--) /* the last first */
+        take_here(p, byte);
     assert_int_equal(test_count_fds(), fds + 2);
+    /* the others stay for who wants them, */
+    assert_int_equal(p->a.ops->link_take(link, PASSED, &fd), WEFT_EAGAIN);
+    take_here(p, 1);
+    /* unless too many come */
+    for (char byte = 3; byte <= 2 + 64; byte++) {
+        pair_call(p, B, pass_there, &byte, 1);
+        poll_here(p);
+    }
+    take_here(p, 2 + 64);
+    assert_int_equal(p->a.ops->link_take(link, 2, &fd), WEFT_EAGAIN);
+    take_here(p, 3);
+    assert_int_equal(fd, -1);
     pair_link_close(p, A, 0);
     CHECK(test_count_fds() <= fds, "descriptors are left over");
 }
@@ -256,7 +273,7 @@ int main(void)
         KILLED(who_was_killed_is_not_inside),
         KILLED(a_link_is_closed_though_its_peer_was_killed_inside),
         IN_ONE(recalled_means_nobody),
-        IN_BOTH(descriptors_are_passed_in_order),
+        IN_BOTH(descriptors_are_passed),
     };
     return PAIR_MAIN("test_enter", tests);
 }

@@ -72,7 +72,7 @@ static void the_threads_last_error_is_its_own(void **state)
     assert_int_equal(hipGetLastError(), VENDOR_OK);
     WEFT_FAILS(-ENOMEM, OPS->alloc(gpu, (uint64_t)1 << 50, &addr));
     assert_int_equal(hipGetLastError(), VENDOR_OK);
-    assert_true(OPS->ipc_open(gpu, handle, -1, &addr) < 0);
+    assert_true(OPS->ipc_open(gpu, handle, -1, 1, &addr) < 0);
     assert_int_equal(hipGetLastError(), VENDOR_OK);
     assert_true(OPS->ipc_export(gpu, bytes, 1, handle, &fd) < 0);
     assert_int_equal(hipGetLastError(), VENDOR_OK);

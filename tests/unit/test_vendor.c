@@ -277,7 +277,7 @@ static void shared_memory_that_cannot_be_opened(void **state)
     int fd;
     WEFT_OK(OPS->alloc(gpu, 8192, &addr));
     WEFT_OK(OPS->ipc_export(gpu, (char *)addr + 8, 8, handle, &fd));
-    WEFT_FAILS(-EIO, OPS->ipc_open(gpu, handle, -1, &other)); /* by who exported it */
+    WEFT_FAILS(-EIO, OPS->ipc_open(gpu, handle, -1, 8, &other)); /* by who exported it */
     WEFT_FAILS(-EINVAL, OPS->ipc_export(gpu, &handle, 1, handle, &fd));
     OPS->free(gpu, addr);
     OPS->close(gpu);

@@ -36,6 +36,7 @@ struct fault_plan {
     uint32_t depth;    /* of the nic; 0: as it is */
     uint64_t max_msg;  /* the same */
     uint32_t connectfail;
+    uint32_t late; /* takes of a descriptor that find none */
     bool nofd;
 };
 
@@ -59,6 +60,7 @@ struct fault_link {
     struct fault_link *next; /* of the nic */
     uint32_t number;         /* in the order of link_open, from 1 */
     uint64_t accepted;       /* cmds, ever */
+    uint32_t takes;          /* that have found none */
     uint32_t flight;         /* of these, those whose comps the caller does not have */
     struct fault_cmd *cmds;  /* oldest first */
     uint32_t ncmds, cmds_cap;

@@ -131,16 +131,22 @@ int fault_link_recalled(struct weft_link *base)
     return nic_of(link)->inner_ops->link_recalled(link->inner);
 }
 
-int fault_link_pass(struct weft_link *base, int fd)
+int fault_link_pass(struct weft_link *base, uint64_t number, int fd)
 {
     struct fault_link *link = (struct fault_link *)base;
-    return link->inner ? nic_of(link)->inner_ops->link_pass(link->inner, fd) : WEFT_ELINK;
+    return link->inner ? nic_of(link)->inner_ops->link_pass(link->inner, number, fd)
+                       : weft_fail(WEFT_ELINK, "fault: the link was cut");
 }
 
-int fault_link_take(struct weft_link *base, int *fd)
+int fault_link_take(struct weft_link *base, uint64_t number, int *fd)
 {
     struct fault_link *link = (struct fault_link *)base;
-    return link->inner ? nic_of(link)->inner_ops->link_take(link->inner, fd) : WEFT_ELINK;
+    if (link->takes < nic_of(link)->plan.late) {
+        link->takes++;
+        return WEFT_EAGAIN;
+    }
+    return link->inner ? nic_of(link)->inner_ops->link_take(link->inner, number, fd)
+                       : weft_fail(WEFT_ELINK, "fault: the link was cut");
 }
 
 /* --- handing cmds down ---------------------------------------------------------------------- */

@@ -146,6 +146,11 @@ static bool parse_maxmsg(struct fault_plan *plan, const char *text)
     return ok;
 }
 
+static bool parse_late(struct fault_plan *plan, const char *text)
+{
+    return take_u32(text, 0, INT32_MAX, &plan->late);
+}
+
 static bool parse_connectfail(struct fault_plan *plan, const char *text)
 {
     return take_u32(text, 0, INT32_MAX, &plan->connectfail);
@@ -175,6 +180,7 @@ static const struct item {
     {"depth=", parse_depth, "depth=N, from 1"},
     {"maxmsg=", parse_maxmsg, "maxmsg=BYTES, from 1"},
     {"connectfail=", parse_connectfail, "connectfail=N"},
+    {"late=", parse_late, "late=N"},
     {"nofd", parse_nofd, "nofd"},
 };
 #define NITEMS (sizeof items / sizeof *items)

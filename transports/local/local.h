@@ -205,7 +205,13 @@ enum local_link_state {
     LOCAL_DOWN    /* LINK_DOWN was reported, or connecting failed: status says why */
 };
 
-#define LOCAL_PASSED 64
+/* A descriptor that the peer has passed with a number, or LOCAL_NO_ROOM: there was none left for it. */
+struct local_passed {
+    uint64_t number;
+    int fd;
+};
+#define LOCAL_PASSED 64 /* that nobody has taken; of more, the oldest are closed */
+
 struct local_link {
     struct weft_link base;
     struct local_source source;
@@ -244,7 +250,7 @@ struct local_link {
     bool direct_out; /* the peer copies from and to our memory itself */
     bool direct_in;  /* we copy from and to the peer's memory */
     struct local_id token, peer_token;
-    int passed[LOCAL_PASSED]; /* descriptors that nobody has taken yet, the oldest first */
+    struct local_passed passed[LOCAL_PASSED]; /* the oldest first */
     int npassed;
     bool keyed; /* only who has the key may join */
     uint8_t key[WEFT_MAC];

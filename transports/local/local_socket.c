@@ -137,8 +137,8 @@ static ssize_t recv_bytes(int fd, struct msghdr *msg, void *bytes, size_t len, i
                            .msg_control = &control,
                            .msg_controllen = sizeof control};
     ssize_t n = recvmsg(fd, msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    *passed = n > 0 ? take_passed(msg) : -1;
-    if (n > 0 && *passed < 0 && msg->msg_flags & MSG_CTRUNC)
+    *passed = n < 0 ? -1 : take_passed(msg); /* an empty packet may bring one, too */
+    if (n >= 0 && *passed < 0 && msg->msg_flags & MSG_CTRUNC)
         *passed = LOCAL_NO_ROOM;
     return n;
 }
@@ -149,13 +149,13 @@ int local_packet_recv(int fd, struct local_packet *packet, int *passed)
     ssize_t n = recv_bytes(fd, &msg, packet, sizeof *packet, passed);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return WEFT_EAGAIN;
-    if (n <= 0)
-        return weft_fail(WEFT_EPEER, "local: peer has closed the connection");
     if ((size_t)n == sizeof *packet && !(msg.msg_flags & MSG_TRUNC))
         return 0;
     if (*passed >= 0)
         close(*passed);
     *passed = -1;
+    if (n <= 0)
+        return weft_fail(WEFT_EPEER, "local: peer has closed the connection");
     return weft_fail(WEFT_EPROTO, "local: peer sent a packet of %zd bytes", n);
 }
 
@@ -167,42 +167,66 @@ void local_wake(struct local_link *link)
         weft_log(WEFT_LOG_DEBUG, "local", "cannot wake the peer: %m");
 }
 
+/* The one at this place is somebody else's. */
+static void forget(struct local_link *link, int at)
+{
+    link->npassed--;
+    memmove(link->passed + at, link->passed + at + 1,
+            (size_t)(link->npassed - at) * sizeof *link->passed);
+}
+
+static void keep(struct local_link *link, uint64_t number, int fd)
+{
+    if (link->npassed == LOCAL_PASSED) {
+        if (link->passed[0].fd >= 0)
+            close(link->passed[0].fd);
+        forget(link, 0);
+    }
+    link->passed[link->npassed++] = (struct local_passed){number, fd};
+}
+
+/* A wake-up is a byte; what comes with a descriptor is its number. */
 bool local_wakes_take(struct local_link *link)
 {
     char bytes[sizeof(struct local_packet)];
     struct msghdr msg;
+    uint64_t number;
     int passed;
     for (int i = 0; i < WAKES_PER_LOOK; i++) {
         ssize_t n = recv_bytes(link->source.fd, &msg, bytes, sizeof bytes, &passed);
         if (n < 0)
             return errno == EAGAIN || errno == EINTR;
+        if (n == sizeof number && passed != -1) {
+            memcpy(&number, bytes, sizeof number);
+            keep(link, number, passed);
+        } else if (passed >= 0) {
+            close(passed);
+        }
         if (n == 0)
             return false;
-        if (passed != -1 && link->npassed < LOCAL_PASSED)
-            link->passed[link->npassed++] = passed;
-        else if (passed >= 0)
-            close(passed);
     }
     return true;
 }
 
-int local_link_pass(struct weft_link *base, int fd)
+int local_link_pass(struct weft_link *base, uint64_t number, int fd)
 {
     const struct local_link *link = (const struct local_link *)base;
-    char byte = 0; /* a wake-up, too */
     if (link->state != LOCAL_UP)
         return weft_fail(WEFT_ELINK, "local: the link is not there");
-    return send_bytes(link->source.fd, &byte, 1, fd);
+    return send_bytes(link->source.fd, &number, sizeof number, fd);
 }
 
-int local_link_take(struct weft_link *base, int *fd)
+int local_link_take(struct weft_link *base, uint64_t number, int *fd)
 {
     struct local_link *link = (struct local_link *)base;
-    if (!link->npassed) /* reading it here would take a wake-up from who sleeps */
+    int at = 0;
+    while (at < link->npassed && link->passed[at].number != number)
+        at++;
+    if (at == link->npassed) /* reading it here would take a wake-up from who sleeps */
         return link->state == LOCAL_UP ? WEFT_EAGAIN
                                        : weft_fail(WEFT_ELINK, "local: the link is not there");
-    int passed = link->passed[0];
-    memmove(link->passed, link->passed + 1, (size_t)--link->npassed * sizeof *link->passed);
+    int passed = link->passed[at].fd;
+    forget(link, at);
     if (passed < 0)
         return weft_fail(-EMFILE, "local: no descriptor is left for what the peer passes");
     *fd = passed;
@@ -212,8 +236,8 @@ int local_link_take(struct weft_link *base, int *fd)
 void local_passed_close(struct local_link *link)
 {
     while (link->npassed)
-        if (link->passed[--link->npassed] >= 0)
-            close(link->passed[link->npassed]);
+        if (link->passed[--link->npassed].fd >= 0)
+            close(link->passed[link->npassed].fd);
 }
 
 pid_t local_peer_pid(int fd)

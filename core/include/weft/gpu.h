@@ -144,15 +144,16 @@ typedef int weft_gpu_export_dmabuf_fn(struct weft_gpu *gpu, void *addr, uint64_t
  *
  * ipc_export: a handle of WEFT_GPU_IPC_BYTES with which another process maps the len bytes at addr, and what is allocated with
  *             them. *fd: -1, or a descriptor that has to get there with the handle (SCM_RIGHTS): the caller's to close, good for one process.
- * ipc_open:   map them; *addr is where the same byte is. fd stays the caller's. Opened once more with the same handle, in any context,
- *             what is open already needs no descriptor. Handle and descriptor are another process's word: WEFT_EPROTO or a
- *             code if they are not what they should be.
+ * ipc_open:   map them; *addr is where the same byte is, and as many len bytes there are what was mapped. fd stays the
+ *             caller's. Opened once more with the same handle, in any context, what is open already needs no descriptor.
+ *             All of it is another process's word: WEFT_EPROTO or a code if it is not what it should be, or is shorter.
  * ipc_close:  as often as it was opened.
  * Default: WEFT_EUNSUPPORTED.
  */
 typedef int weft_gpu_ipc_export_fn(struct weft_gpu *gpu, void *addr, uint64_t len, void *handle,
                                    int *fd);
-typedef int weft_gpu_ipc_open_fn(struct weft_gpu *gpu, const void *handle, int fd, void **addr);
+typedef int weft_gpu_ipc_open_fn(struct weft_gpu *gpu, const void *handle, int fd, uint64_t len,
+                                 void **addr);
 typedef void weft_gpu_ipc_close_fn(struct weft_gpu *gpu, void *addr);
 
 /* extension (optional): what only this backend has, by name. Default: NULL. */

@@ -236,18 +236,19 @@ typedef void weft_link_close_fn(struct weft_link *link);
  * link_recalled: 1: nobody is inside who entered before this turn; or the peer is gone. Else 0: call again.
  * Default: there is none (attr.enters is 0).
  *
- * link_pass, link_take (optional, both; with attr.enters): a descriptor for the peer, on a connected link.
+ * link_pass, link_take (optional, both; with attr.enters): a descriptor for the peer, with a number.
  *
  * link_pass: fd stays the caller's. 0; or a code, and none is passed.
- * link_take: the next one that the peer has passed, in its order: the caller's. WEFT_EAGAIN: there is none, or not yet.
+ * link_take: the one that the peer has passed with this number: the caller's. WEFT_EAGAIN: there is none, or not yet. Of 64
+ *            that nobody has taken the oldest is closed.
  * Default: WEFT_EUNSUPPORTED.
  */
 typedef int weft_link_enter_fn(struct weft_link *link, uint32_t turn);
 typedef void weft_link_leave_fn(struct weft_link *link, uint32_t turn);
 typedef uint32_t weft_link_recall_fn(struct weft_link *link);
 typedef int weft_link_recalled_fn(struct weft_link *link);
-typedef int weft_link_pass_fn(struct weft_link *link, int fd);
-typedef int weft_link_take_fn(struct weft_link *link, int *fd);
+typedef int weft_link_pass_fn(struct weft_link *link, uint64_t number, int fd);
+typedef int weft_link_take_fn(struct weft_link *link, uint64_t number, int *fd);
 
 /*
  * post: hand up to n cmds to a connected link.
