@@ -15,6 +15,7 @@
 #include "weft/gpu.h"
 
 #define LEN 5000000
+#define BAGS 2
 #define AT 4321 /* where in the allocation */
 
 static const struct weft_gpu_ops *ops;
@@ -92,6 +93,29 @@ static void handle_lies(struct weft_gpu *gpu, const uint8_t *honest)
     }
 }
 
+/* Bags of the same memory that are not the handle's, or hold more than it says. */
+static void bags_lie(struct weft_gpu *gpu, const uint8_t *honest)
+{
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    struct tail tail;
+    void *none = gpu;
+    for (int i = 0; i < BAGS; i++) {
+        int fd = take(to_child[0]);
+        if (fd < 0)
+            continue;
+        memcpy(handle, honest, sizeof handle);
+        if (i == 1) {
+            hear(to_child[0], handle, sizeof handle);
+            memcpy(&tail, handle + 64, sizeof tail);
+            tail.bytes = 0x200000; /* whole segments, and others behind them */
+            memcpy(handle + 64, &tail, sizeof tail);
+        }
+        WEFT_FAILS(WEFT_EPROTO, ops->ipc_open(gpu, handle, fd, 100, &none));
+        assert_ptr_equal(none, gpu);
+        close(fd);
+    }
+}
+
 /* Another GPU of the process, if there is one, may do so as well; what the first one has open stays. */
 static void opened_by_another(const uint8_t *handle, char *bytes)
 {
@@ -119,6 +143,7 @@ static int run_child(void)
     char *bytes = malloc(LEN);
     void *first = NULL;
     WEFT_OK(ops->open(0, &gpu));
+    bags_lie(gpu, handle);
     int before = test_count_fds();
     void *none = &fd;
     WEFT_FAILS(WEFT_EPROTO,
@@ -180,6 +205,13 @@ static void another_process_reads_and_writes(void **state)
         tell(to_child[1], handle, sizeof handle);
         pass(to_child[1], fd);
         close(fd);
+        for (int i = 0; i < BAGS; i++) { /* which bags_lie takes */
+            WEFT_OK(ops->ipc_export(gpu, (char *)addr + AT, LEN - AT, handle, &fd));
+            pass(to_child[1], fd);
+            if (fd >= 0 && i == 1)
+                tell(to_child[1], handle, sizeof handle);
+            close(fd);
+        }
         hear(to_parent[0], &done, 1);
         WEFT_OK(ops->copy(gpu, bytes, addr, LEN, NULL));
         CHECK(test_differs(bytes, AT, 0, 0) < 0, "what was not written is not as it was");
