@@ -235,6 +235,8 @@ int vendor_segments_open(const struct vendor_gpu *gpu, const struct vendor_share
     struct opened *o = find(gpu->vendor, shared->id);
     if (o && o->bytes != shared->bytes)
         rc = weft_fail(WEFT_EPROTO, "another process's memory has another length than before");
+    else if (!o && fd < 0)
+        rc = weft_fail(WEFT_EUNSUPPORTED, "no GPU of this process has mapped what was passed");
     else if (!o)
         rc = open_new(gpu, shared, fd, &o);
     if (rc == 0) {

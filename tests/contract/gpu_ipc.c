@@ -148,6 +148,8 @@ static int run_child(void)
     void *none = &fd;
     WEFT_FAILS(WEFT_EPROTO,
                ops->ipc_open(gpu, handle, -1, (uint64_t)LEN * 9, &none)); /* so long it is not */
+    if (fd >= 0)
+        WEFT_FAILS(WEFT_EUNSUPPORTED, ops->ipc_open(gpu, handle, -1, LEN - AT, &none));
     assert_ptr_equal(none, &fd);
     for (int i = 0; i < 2; i++) {
         void *addr;
