@@ -2,6 +2,8 @@
 /* Whose is an address, or a stream? */
 #include "cuda_gpu.h"
 
+#include <errno.h>
+
 /* Memory that a processor reaches as well, pinned or managed, counts as the host's. */
 int cuda_query(const void *addr, struct weft_gpu_range *range)
 {
@@ -41,6 +43,9 @@ int cuda_stream_gpu(void *stream, int *ordinal)
     if (!api)
         return WEFT_ENODEV;
     int result = api->stream_ctx(stream, &ctx);
+    if (result == VENDOR_ENOCONTEXT)
+        return weft_fail(-EINVAL, "gpu cuda: a default stream is that of the GPU which the thread "
+                                  "uses, and this one uses none (cudaSetDevice)");
     if (result == 0)
         result = api->ctx_push(ctx);
     if (result)

@@ -15,6 +15,7 @@ enum {
     VENDOR_EUNAVAILABLE = 46,
     VENDOR_ENODEVICE = 100,
     VENDOR_EDEVICE = 101,
+    VENDOR_ENOCONTEXT = 201,
     VENDOR_EBUSY = 600,       /* what an event stands behind is not done */
     VENDOR_EREGISTERED = 712, /* this host memory is registered already */
     VENDOR_EUNSUPPORTED = 801

@@ -8,6 +8,7 @@
 #include "gpu/cuda/cuda_api.h"
 
 #define T TEST_DEADLINE_MS
+#define PER_THREAD ((void *)2) /* CU_STREAM_PER_THREAD, hipStreamPerThread: of who calls */
 #define LEN ((size_t)100000)
 
 #define DECLARE(member, symbol, parameters) int symbol parameters;
@@ -121,10 +122,10 @@ static int end_of(weft_op_t op)
 static void what_is_written_is_what_the_stream_made(void **state)
 {
     struct two *t = *state;
-    void *const streams[] = {NULL, t->stream, WEFT_STREAM_DEFAULT};
+    void *const streams[] = {NULL, t->stream, WEFT_STREAM_DEFAULT, PER_THREAD};
     for (size_t i = 0; i < ARRAY_LEN(streams); i++) {
         test_fill(t->near.at, LEN, 9, 0);
-        produce(t, i == 2 ? WEFT_STREAM_DEFAULT : t->stream);
+        produce(t, i > 1 ? streams[i] : t->stream);
         weft_op_t op = post(t, t->conn, WEFT_XFER_WRITE, t->near.at, LEN, streams[i]);
         assert_int_equal(end_of(op), 0);
         /* who names no stream gets what is there */
@@ -265,7 +266,7 @@ static void streams_that_cannot_be(void **state)
     x.stream =
         WEFT_STREAM_DEFAULT; /* of none: the thread has no context. With HIP a thread always has a device. */
     if (strcmp(test_gpu(), "hip") != 0)
-        WEFT_FAILS(-EIO, weft_post(t->conn, &x, NULL));
+        WEFT_FAILS(-EINVAL, weft_post(t->conn, &x, NULL));
     assert_int_equal(cuCtxPushCurrent_v2(t->ctx), 0);
     for (size_t i = 0; i < ARRAY_LEN(many); i++)
         many[i] = (struct weft_local){t->near.at + i, 1, 0};

@@ -309,7 +309,8 @@ struct weft_xfer {
      * `stream ? stream : WEFT_STREAM_DEFAULT`. A stream that is being captured into a graph must not be named. */
     void *stream;
 };
-#define WEFT_STREAM_DEFAULT ((void *)1) /* of the GPU whose context the thread has */
+/* Of the GPU whose context the thread has; CU_STREAM_PER_THREAD, (void *)2, may be named as well. */
+#define WEFT_STREAM_DEFAULT ((void *)1)
 #define WEFT_XFER_MORE 1u /* another weft_post follows at once: sending may wait for it */
 
 struct weft_op_status {

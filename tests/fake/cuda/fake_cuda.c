@@ -456,14 +456,15 @@ struct cuda_event {
     unsigned asked;
 };
 
-/* CU_STREAM_LEGACY is the default one of the context. With the lock held. */
+/* CU_STREAM_LEGACY is the default one of the context, CU_STREAM_PER_THREAD the thread's own there. With the lock held. */
 static struct cuda_stream *stream_of(cuda_stream_t stream)
 {
     static struct cuda_stream legacy[8];
-    if ((intptr_t)stream != 1)
+    static __thread struct cuda_stream own[8];
+    if ((intptr_t)stream != 1 && (intptr_t)stream != 2)
         return stream;
     int device = device_of() < 0 ? 0 : device_of();
-    stream = &legacy[device];
+    stream = (intptr_t)stream == 1 ? &legacy[device] : &own[device];
     if (!stream->tail)
         *stream = (struct cuda_stream){.tail = &stream->head, .device = device};
     return stream;
@@ -471,7 +472,7 @@ static struct cuda_stream *stream_of(cuda_stream_t stream)
 
 int cuStreamGetCtx(cuda_stream_t stream, cuda_ctx_t *ctx)
 {
-    if ((intptr_t)stream == 1 && device_of() < 0)
+    if ((intptr_t)stream <= 2 && device_of() < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
     *ctx = (cuda_ctx_t)(intptr_t)(stream_of(stream)->device + 1);
