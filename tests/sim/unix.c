@@ -204,6 +204,7 @@ ssize_t sim_packet_recv(struct sim_packet *p, struct msghdr *msg)
         errno = p->lost ? ECONNRESET : EAGAIN;
         bool fails = p->lost || !over;
         p->lost = false;
+        msg->msg_controllen = 0; /* as the kernel has it at the end, too */
         return fails ? -1 : 0;
     }
     struct packet packet = p->queue[0];
