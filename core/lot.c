@@ -121,7 +121,8 @@ static void ask(struct weft__lot *lot)
 {
     uint8_t body[8 + 24 * WEFT__LOT_PIECES];
     struct weft__writer w = {body, body + sizeof body, false};
-    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPY};
+    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPY,
+                                  .patient = lot->bytes >= WEFT__LOT_LONG};
     weft__put_u32(&w, lot->id);
     weft__put_u8(&w, lot->write);
     weft__put_u8(&w, (uint8_t)lot->far);

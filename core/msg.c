@@ -194,6 +194,8 @@ static void build(struct weft__wr *wr, struct weft__msg *msg)
     }
     wr->cmd = (struct weft_cmd){
         .op = WEFT_OP_SEND, .niov = n, .len = len, .ctx = (uintptr_t)wr, .iov = msg->iov};
+    if (msg->info.patient)
+        wr->cmd.flags = WEFT_CMD_PATIENT;
 }
 
 void weft__msg_fill(struct weft__conn *conn)

@@ -46,6 +46,7 @@ struct weft__msg_head {
      * cap, so that they do not end the message as taken well */
     bool capped;
     uint32_t cap;
+    bool patient; /* not on the wire: WEFT_CMD_PATIENT */
 };
 #define WEFT__MSG_HEAD 40
 #define WEFT__MSG_URGENT 1u /* flags: the sender waits: answer at once */

@@ -20,6 +20,8 @@ struct weft__reg;
 
 /* Pieces of a lot, which its message names: 24 bytes each. */
 #define WEFT__LOT_PIECES 128
+/* From so many bytes on a lot takes longer to move than its messages do to wait for their turn. */
+#define WEFT__LOT_LONG (128 * 1024)
 
 /* The peer's area, which this end uses as it likes. */
 enum weft__far_state { WEFT__FAR_NONE, WEFT__FAR_ASKED, WEFT__FAR_THERE };

@@ -89,16 +89,19 @@ struct serve {
     struct weft__conn *conn;
     uint32_t id;
     int slot;
+    uint64_t bytes;
     size_t n;
     struct weft_gpu_copy list[WEFT__LOT_PIECES];
     struct weft__reg *regs[WEFT__LOT_PIECES];
 };
 
-static void answer(struct weft__conn *conn, uint32_t id, int status)
+/* bytes: that were copied. */
+static void answer(struct weft__conn *conn, uint32_t id, int status, uint64_t bytes)
 {
     uint8_t body[8];
     struct weft__writer w = {body, body + sizeof body, false};
-    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPIED};
+    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPIED,
+                                  .patient = bytes >= WEFT__LOT_LONG};
     weft__put_u32(&w, id);
     weft__put_u32(&w, (uint32_t)status);
     if (conn->state != WEFT_CONN_DOWN)
@@ -115,7 +118,7 @@ static void serve_done(struct weft__copy *copy, int status, const char *why)
     for (size_t i = 0; i < serve->n; i++)
         weft__reg_served(serve->regs[i]);
     conn->stage.landing_used &= ~(UINT64_C(1) << serve->slot);
-    answer(conn, serve->id, status);
+    answer(conn, serve->id, status, serve->bytes);
     free(serve);
     weft__stage_release(conn);
 }
@@ -152,6 +155,7 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
                                : (struct weft_gpu_copy){slot, there, len};
         slot += len;
         bytes -= len;
+        serve->bytes += len;
     }
     return r->at == r->end ? 0 : WEFT_EPROTO;
 }
@@ -178,18 +182,19 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
         return WEFT_EPROTO;
     struct serve *serve = malloc(sizeof *serve);
     if (!serve) {
-        answer(conn, id, -ENOMEM);
+        answer(conn, id, -ENOMEM, 0);
         return 0;
     }
     serve->conn = conn;
     serve->id = id;
     serve->slot = slot;
+    serve->bytes = 0;
     serve->n = n;
     int status, rc = read_pieces(serve, &r, write, &status);
     if (rc || status) {
         free(serve);
         if (rc == 0)
-            answer(conn, id, status);
+            answer(conn, id, status, 0);
         return rc;
     }
     for (size_t i = 0; i < n; i++)

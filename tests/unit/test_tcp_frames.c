@@ -4,6 +4,8 @@
 
 #include <sys/mman.h>
 
+#include "transports/tcp/tcp.h"
+
 #define HUGE ((uint64_t)5 << 30)
 #define FAR (((uint64_t)4 << 30) + 12345) /* an offset that does not fit into 32 bits */
 
@@ -20,6 +22,7 @@ static const struct bad bads[] = {
     {"a message on a socket for chunks", 1, {.type = TCP_SEND, .len = 1}},
     {"a message that is too long", 0, {.type = TCP_SEND, .len = 65537}},
     {"a message of 4 GiB", 0, {.type = TCP_SEND, .len = UINT32_MAX}},
+    {"a message that is neither patient nor not", 0, {.type = TCP_SEND, .len = 1, .id = 2}},
     {"payload where none belongs", 0, {.type = TCP_ACK, .len = 1}},
     {"an addition with payload", 0, {.type = TCP_ADD, .len = 8, .word = {KEY}}},
     {"a chunk past its range", 1, {.type = TCP_PART, .len = 9, .word = {KEY, 0, 16, 8}}},
@@ -193,6 +196,29 @@ static void a_short_write_acknowledges(void **state)
     stranger_say(s->fd[0], bytes, len + 1);
     stranger_await_down(s, WEFT_EPROTO);
     assert_int_equal(s->mem[0], 0x5a);
+}
+
+/* The peer is told; and what is patient makes nothing else go in turns. In place, and copied behind its head. */
+static void patience_is_told(void **state)
+{
+    struct stranger *s = *state;
+    const struct tcp_nic *nic = (struct tcp_nic *)s->pair.side[PAIR_B].nic;
+    const size_t lens[] = {1, TCP_COPY_MAX + 1};
+    uint8_t bytes[TCP_COPY_MAX + 1] = {0};
+    uint64_t before = nic->short_poll;
+    pair_poll(&s->pair, PAIR_B);
+    for (uint32_t i = 0; i < 4; i++) {
+        bool patient = i < 2;
+        struct weft_cmd cmd = {.op = WEFT_OP_SEND, .len = lens[i % 2]};
+        cmd.flags = patient ? WEFT_CMD_PATIENT : 0;
+        cmd.one = (struct weft_iov_local){.addr = bytes, .len = cmd.len};
+        assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+        assert_int_equal(stranger_hear_type(s, s->fd[0], TCP_SEND).id, patient);
+        stranger_hear(s, s->fd[0], bytes, cmd.len);
+        stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack = i + 1});
+        assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_SEND, 0).comp.status, 0);
+        assert_int_equal(nic->short_poll > before, !patient);
+    }
 }
 
 /* One segment holds many frames; the last one is cut anywhere and goes on in the next. */
@@ -510,6 +536,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(frames_byte_by_byte, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_short_write_acknowledges, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(patience_is_told, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(many_frames_cut_anywhere, stranger_setup_joined,
                                         stranger_teardown),

@@ -91,6 +91,7 @@ struct tcp_op {
     struct tcp_link *link;
     uint8_t op, sock; /* sock: WRITE_IMM in chunks: the socket of its chunks, 0: none yet */
     bool is_answer;
+    bool patient; /* WEFT_CMD_PATIENT */
     uint16_t niov;
     uint32_t imm;
     uint32_t call;    /* READ, ADD64, answers */

@@ -174,6 +174,8 @@ void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_c
     uint8_t *start = buf->data + buf->tail, *at = start;
     struct tcp_frame frame = {.type = TCP_SEND, .len = (uint32_t)cmd->len};
     ack_fill(sock->link, &frame);
+    if (cmd->op == WEFT_OP_SEND)
+        frame.id = (cmd->flags & WEFT_CMD_PATIENT) != 0;
     if (cmd->op == WEFT_OP_WRITE) {
         frame.type = TCP_WRITE;
         frame.word[0] = cmd->remote_key;

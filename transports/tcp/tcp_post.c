@@ -33,7 +33,7 @@ static bool start_counted(struct tcp_sock *sock, struct tcp_op *op)
 {
     if (sock->nflight == sock->window || !tcp_out_fits(sock, op->len))
         return false;
-    struct tcp_frame frame = {.type = TCP_SEND, .len = (uint32_t)op->len};
+    struct tcp_frame frame = {.type = TCP_SEND, .len = (uint32_t)op->len, .id = op->patient};
     if (op->op != WEFT_OP_SEND)
         frame = tcp_write_frame(op, (uint32_t)op->len);
     tcp_out_counted(sock, op, &frame);
@@ -75,7 +75,7 @@ static void started(struct tcp_link *link, struct tcp_op *op)
     link->started++;
     if (op->len > TCP_BULK_MIN)
         link->nlong++;
-    else
+    else if (!op->patient)
         tcp_note_short(tcp_nic_of(link));
     if (op->op == WEFT_OP_FENCE)
         tcp_op_done(op, 0);
@@ -100,6 +100,7 @@ static struct tcp_op *op_of_cmd(struct tcp_link *link, const struct weft_cmd *cm
     if (!op)
         return NULL;
     op->op = cmd->op;
+    op->patient = cmd->flags & WEFT_CMD_PATIENT;
     op->imm = cmd->imm;
     op->remote_addr = cmd->remote_addr;
     op->remote_key = cmd->remote_key;
@@ -148,7 +149,8 @@ static bool post_short(struct tcp_link *link, const struct weft_cmd *cmd)
     op->len = op->staged = cmd->len;
     op->ctx = cmd->ctx;
     tcp_out_short(sock, op, cmd);
-    tcp_note_short(tcp_nic_of(link));
+    if (!(cmd->flags & WEFT_CMD_PATIENT))
+        tcp_note_short(tcp_nic_of(link));
     link->started++;
     return true;
 }

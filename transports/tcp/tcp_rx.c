@@ -89,7 +89,7 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
                             const struct tcp_frame *frame)
 {
     struct tcp_buf *buf = sock->rx.buf;
-    if (sock->index != 0 || frame->len > TCP_MAX_SEND)
+    if (sock->index != 0 || frame->len > TCP_MAX_SEND || frame->id > 1)
         return STEP_PROTO;
     if (buf->tail - buf->head < TCP_HEAD + frame->len)
         return STEP_MORE;
@@ -103,7 +103,8 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
     buf->lent = poll->nic->polls;
     buf->head += frame->len;
     poll->nic->base.bulk = 0;
-    tcp_note_short(poll->nic);
+    if (!frame->id)
+        tcp_note_short(poll->nic);
     count_executed(sock);
     return STEP_ON;
 }

@@ -21,7 +21,8 @@
  * covers them, travel too.
  *
  *      type        id        words                    payload
- *      SEND        0                                  the message; on socket 0 only
+ *      SEND        patient                            the message; on socket 0 only. 1: it is a step of
+ *                                                     something long, and nobody hurries for it
  *      WRITE       0         key addr                 all of a WRITE
  *      WRITE_IMM   imm       key addr                 all of a WRITE_IMM
  *      PART        0         key addr total offset    a chunk; addr and total are the whole range
