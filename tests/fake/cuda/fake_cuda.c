@@ -50,7 +50,8 @@ struct alloc {
 };
 
 struct settings {
-    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift;
+    unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift,
+        bytes;
     size_t memory;
     const struct settings *older;
 };
@@ -61,6 +62,7 @@ static const struct settings preset = {.devices = 1,
                                        .peers = 2,
                                        .ipc = 2,
                                        .kernels = 1,
+                                       .bytes = 1,
                                        .memory = (size_t)1 << 30};
 /* Read at any time, also while the driver is started again. */
 static _Atomic(const struct settings *) set = &preset;
@@ -107,6 +109,8 @@ static void read_settings(void)
             now.foreign = (unsigned)value;
         else if (!strncmp(item, "shift=", 6))
             now.shift = (unsigned)value;
+        else if (!strncmp(item, "bytes=", 6))
+            now.bytes = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -424,7 +428,7 @@ static bool is_good(cuda_addr addr, size_t len, int device)
 /* With the lock held. */
 static void move_bytes(cuda_addr dst, cuda_addr src, size_t len)
 {
-    while (len) {
+    while (len && set->bytes) {
         const struct alloc *to = alloc_of(dst), *from = alloc_of(src);
         size_t n = len, most = to ? to->len - (dst - (uintptr_t)to->addr) : len;
         n = n < most ? n : most;
