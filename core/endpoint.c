@@ -64,6 +64,8 @@ static void endpoint_free(struct weft__endpoint *ep)
     weft__pool_drain(&ep->wrs);
     weft__pool_drain(&ep->recs);
     weft__pool_drain(&ep->msgs);
+    weft__pool_drain(&ep->pieces);
+    weft__pool_drain(&ep->lots);
     if (ep->wake_fd >= 0)
         close(ep->wake_fd);
     for (int i = 1; i <= ep->nwakes; i++)

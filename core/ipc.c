@@ -483,9 +483,10 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
         return WEFT__IPC_NONE;
     if (mapping->state == MAPPING_OPENING)
         return WEFT__IPC_WAIT;
-    *mapped = (struct weft__mapped){
-        import, (uint8_t *)mapping->addr + (piece->raddr - import->addr), mapping->ordinal,
-        mapping->reached && piece->reg && piece->reg->reached};
+    mapped->import = import;
+    mapped->addr = (uint8_t *)mapping->addr + (piece->raddr - import->addr);
+    mapped->ordinal = mapping->ordinal;
+    mapped->reached = mapping->reached && piece->reg && piece->reg->reached;
     return piece->gpu ? WEFT__IPC_THERE : pinned(conn, piece->reg);
 }
 

@@ -36,7 +36,10 @@ void weft__lot_end(struct weft__lot *lot, int status, const char *why)
         weft__op_fail(op, status, why);
     else if (op)
         op->bytes += lot->bytes;
-    free(lot);
+    if (lot->import)
+        weft__pool_put_most(&conn->ep->lots, lot, WEFT__LOTS_KEPT);
+    else
+        free(lot);
     if (op)
         weft__op_unpend(op);
     weft__stage_fill(conn);

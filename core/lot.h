@@ -39,8 +39,10 @@ struct weft__lot {
     uint32_t turn;
     bool write, asked, canceled;
     size_t n;
-    struct weft__piece parts[];
+    struct weft__piece parts[]; /* n; none where it is mapped */
 };
+
+#define WEFT__LOTS_KEPT 64 /* mapped ones */
 
 /* Its pieces, its slots and, if it is mapped, its copy are there. It is in stage->lots, and pending on its op. */
 void weft__lot_begin(struct weft__lot *lot);

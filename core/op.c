@@ -158,7 +158,9 @@ static void leave_conn(struct weft__op *op)
 
 static WEFT__APART void free_memory(struct weft__op *op)
 {
-    if (op->pieces != &op->one)
+    if (op->pooled)
+        weft__pool_put_most(&op->ep->pieces, op->pieces, WEFT__POOL_LISTS);
+    else if (op->pieces != &op->one)
         free(op->pieces);
     free(op->notify);
     free(op->bounce);

@@ -32,6 +32,11 @@ struct weft__piece {
     uint16_t far;               /* WEFT__STAGED_* of the remote */
 };
 
+/* The pieces of an op come from a pool, if they are so many or fewer, since the engine of a cache has lists of them;
+ * so many lists are kept at most. */
+#define WEFT__POOL_PIECES 128
+#define WEFT__POOL_LISTS 64
+
 enum weft__op_kind {
     WEFT__OP_WRITE = WEFT_XFER_WRITE,
     WEFT__OP_READ = WEFT_XFER_READ,
@@ -73,6 +78,7 @@ struct weft__op {
     bool more;       /* the caller promised another operation at once */
     bool staged;     /* pieces of GPUs: nics may not reach them */
     bool cutting;    /* into lots */
+    bool pooled;     /* pieces */
     enum weft__op_where where;
     int status;       /* 0: text says nothing */
     uint32_t pending; /* wrs, messages and deregistrations that have not ended */

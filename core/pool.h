@@ -8,6 +8,7 @@
 /* Under the lock of its owner. All zero: empty. */
 struct weft__pool {
     void **free; /* each points to the next */
+    size_t nfree;
 };
 
 /* Not initialised. NULL: no memory. `size` is the same in all calls, and that of a pointer or more. */
@@ -17,6 +18,7 @@ static inline void *weft__pool_get(struct weft__pool *pool, size_t size)
     if (!item)
         return malloc(size);
     pool->free = *item;
+    pool->nfree--;
     return item;
 }
 
@@ -25,6 +27,16 @@ static inline void weft__pool_put(struct weft__pool *pool, void *object)
     void **item = object;
     *item = pool->free;
     pool->free = item;
+    pool->nfree++;
+}
+
+/* Of large objects no more are kept. */
+static inline void weft__pool_put_most(struct weft__pool *pool, void *object, size_t most)
+{
+    if (pool->nfree < most)
+        weft__pool_put(pool, object);
+    else
+        free(object);
 }
 
 static inline void weft__pool_drain(struct weft__pool *pool)

@@ -149,11 +149,15 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
 static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
 {
     size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
+    bool pooled = n > 1 && n <= WEFT__POOL_PIECES;
     op->pieces = &op->one;
-    if (n > 1)
+    if (pooled)
+        op->pieces = weft__pool_get(&conn->ep->pieces, WEFT__POOL_PIECES * sizeof *op->pieces);
+    else if (n > 1)
         op->pieces = malloc(n * sizeof *op->pieces);
     if (!op->pieces)
         return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
+    op->pooled = pooled;
     for (size_t i = 0; i < n; op->npieces = ++i) {
         int rc = fill_piece(op, conn, x, i);
         if (rc)

@@ -92,21 +92,24 @@ struct path {
     uint16_t gpu;
 };
 
-static struct path path_of(struct weft__conn *conn, const struct weft__op *op)
+/* Filled in member by member: to copy what was just written so would wait for that, once for each piece. */
+static void path_of(struct weft__conn *conn, const struct weft__op *op, struct path *path)
 {
     const struct weft__piece *piece = &op->pieces[op->next_piece];
     uint32_t access = op->kind == WEFT__OP_WRITE ? WEFT_WRITE : WEFT_READ;
-    struct path path = {.near = is_near(conn, piece), .far = weft__stage_far(conn, piece)};
-    path.way = weft__ipc_way(conn, piece, access, &path.mapped);
-    path.gpu = path.near ? piece->gpu : 0;
-    return path;
+    path->near = is_near(conn, piece);
+    path->far = weft__stage_far(conn, piece);
+    path->way = weft__ipc_way(conn, piece, access, &path->mapped);
+    path->gpu = path->near ? piece->gpu : 0;
 }
 
 static bool same_path(const struct path *a, const struct path *b)
 {
-    return a->near == b->near && a->far == b->far && a->way == b->way && a->gpu == b->gpu &&
-           a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal &&
-           a->mapped.reached == b->mapped.reached;
+    if (a->near != b->near || a->far != b->far || a->way != b->way || a->gpu != b->gpu)
+        return false;
+    return a->way != WEFT__IPC_THERE ||
+           (a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal &&
+            a->mapped.reached == b->mapped.reached);
 }
 
 static uint64_t room_of(const struct weft__conn *conn, const struct path *path)
@@ -127,19 +130,37 @@ static void take(struct weft__lot *lot, struct weft__op *op, const struct path *
 {
     const struct weft__piece *piece = &op->pieces[op->next_piece];
     uint64_t left = piece->len - op->next_offset, n = left < room ? left : room;
-    struct weft__piece *part = &lot->parts[lot->n];
-    *part = *piece;
-    part->addr += op->next_offset;
-    part->raddr += op->next_offset;
-    part->len = n;
     if (path->way == WEFT__IPC_THERE) {
+        uint8_t *here = piece->addr + op->next_offset;
         uint8_t *there = path->mapped.addr + op->next_offset;
-        lot->list[lot->n] = lot->write ? (struct weft_gpu_copy){there, part->addr, n}
-                                       : (struct weft_gpu_copy){part->addr, there, n};
+        lot->list[lot->n] = lot->write ? (struct weft_gpu_copy){there, here, n}
+                                       : (struct weft_gpu_copy){here, there, n};
+    } else {
+        struct weft__piece *part = &lot->parts[lot->n];
+        *part = *piece;
+        part->addr += op->next_offset;
+        part->raddr += op->next_offset;
+        part->len = n;
     }
     lot->n++;
     lot->bytes += n;
     op->next_offset += n;
+}
+
+/* Of so many pieces at most. */
+static struct weft__lot *lot_new(struct weft__conn *conn, const struct path *path, size_t most)
+{
+    bool mapped = path->way == WEFT__IPC_THERE;
+    struct weft__lot *lot;
+    if (mapped)
+        lot = weft__pool_get(&conn->ep->lots, sizeof *lot + WEFT__LOT_PIECES * sizeof *lot->list);
+    else
+        lot = malloc(sizeof *lot + most * (sizeof *lot->parts + sizeof *lot->list));
+    if (!lot)
+        return NULL;
+    *lot = (struct weft__lot){.conn = conn, .near = -1, .far = -1};
+    lot->list = (struct weft_gpu_copy *)(void *)&lot->parts[mapped ? 0 : most];
+    return lot;
 }
 
 /* The pieces of a lot go the same way, by the same GPU, and fit a slot if they need one. */
@@ -148,15 +169,15 @@ static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const
     size_t most = op->npieces - op->next_piece;
     uint64_t room = room_of(conn, path);
     most = most < WEFT__LOT_PIECES ? most : WEFT__LOT_PIECES;
-    struct weft__lot *lot = malloc(sizeof *lot + most * (sizeof *lot->parts + sizeof *lot->list));
+    struct weft__lot *lot = lot_new(conn, path, most);
     if (!lot)
         return NULL;
-    *lot = (struct weft__lot){
-        .conn = conn, .op = op, .near = -1, .far = -1, .id = conn->stage.next_lot++};
-    lot->list = (struct weft_gpu_copy *)(void *)&lot->parts[most];
+    lot->op = op;
+    lot->id = conn->stage.next_lot++;
     lot->write = op->kind == WEFT__OP_WRITE;
     while (lot->n < most && room > 0 && !exhausted(op)) {
-        struct path next = path_of(conn, op);
+        struct path next;
+        path_of(conn, op, &next);
         if (!same_path(&next, path))
             break;
         uint64_t before = lot->bytes;
@@ -205,7 +226,8 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
 static bool next(struct weft__conn *conn, struct weft__op *op)
 {
     struct weft__stage *s = &conn->stage;
-    struct path path = path_of(conn, op);
+    struct path path;
+    path_of(conn, op, &path);
     bool near = path.near, far = path.far;
     if (path.way == WEFT__IPC_THERE)
         return next_mapped(conn, op, &path);
