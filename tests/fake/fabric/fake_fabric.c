@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fake_bury.h"
 #include "fake_devices.h"
 #include "fake_gpu.h"
 
@@ -454,7 +455,7 @@ static int own_ep_close(struct fid *fid)
     for (unsigned i = 0; i < ep->n; i++)
         free(ep->held[i].copy);
     free(ep);
-    return fid->ops->close(fid);
+    return fake_bury(fid);
 }
 
 /* --- completion queues ---------------------------------------------------------------------------------------- */
@@ -528,7 +529,7 @@ static int own_cq_close(struct fid *fid)
     forget(&cq->object);
     ((struct fid_cq *)fid)->ops = cq->ops;
     free(cq);
-    return fid->ops->close(fid);
+    return fake_bury(fid);
 }
 
 /* --- domains -------------------------------------------------------------------------------------------------- */
@@ -557,6 +558,27 @@ static int own_cq_open(struct fid_domain *fid, struct fi_cq_attr *attr, struct f
     cq->own.readerr = own_readerr;
     cq->own.strerror = own_cq_strerror;
     (*out)->ops = &cq->own;
+    return 0;
+}
+
+static int own_av_close(struct fid *fid)
+{
+    struct object *object = find(fid);
+    forget(object);
+    free(object);
+    return fake_bury(fid);
+}
+
+static int own_av_open(struct fid_domain *fid, struct fi_av_attr *attr, struct fid_av **out,
+                       void *context)
+{
+    struct domain *domain = find(&fid->fid);
+    int rc = domain->ops->av_open(fid, attr, out, context);
+    struct object *object = rc ? NULL : calloc(1, sizeof *object);
+    if (!object)
+        return rc ? rc : -FI_ENOMEM;
+    remember(object, &(*out)->fid);
+    object->fid_own.close = own_av_close;
     return 0;
 }
 
@@ -618,7 +640,7 @@ static int own_domain_close(struct fid *fid)
     ((struct fid_domain *)fid)->ops = domain->ops;
     ((struct fid_domain *)fid)->mr = domain->mr;
     free(domain);
-    return fid->ops->close(fid);
+    return fake_bury(fid);
 }
 
 struct fabric {
@@ -640,6 +662,7 @@ static int own_domain(struct fid_fabric *fid, struct fi_info *info, struct fid_d
     domain->object.fid_own.close = own_domain_close;
     domain->ops = (*out)->ops;
     domain->own = *domain->ops;
+    domain->own.av_open = own_av_open;
     domain->own.cq_open = own_cq_open;
     domain->own.endpoint = own_endpoint;
     (*out)->ops = &domain->own;
@@ -672,7 +695,7 @@ static int own_fabric_close(struct fid *fid)
     forget(&fabric->object);
     ((struct fid_fabric *)fid)->ops = fabric->ops;
     free(fabric);
-    return fid->ops->close(fid);
+    return fake_bury(fid);
 }
 
 /* --- what the library exports --------------------------------------------------------------------------------- */
@@ -771,6 +794,7 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **out, void *contex
     struct fabric *fabric = rc ? NULL : calloc(1, sizeof *fabric);
     if (!fabric)
         return rc ? rc : -FI_ENOMEM;
+    fake_bury_fabric(strcmp(set.provider, "shm") == 0);
     remember(&fabric->object, &(*out)->fid);
     fabric->object.fid_own.close = own_fabric_close;
     fabric->ops = (*out)->ops;
