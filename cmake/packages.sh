@@ -8,6 +8,9 @@ BUILD_PACKAGES=(cc:gcc make:make cmake:cmake pkg-config:pkg-config libc6-dev lib
                 libhwloc-dev libibverbs-dev libfabric-dev)
 TEST_PACKAGES=(c++:g++ libcmocka-dev ip:iproute2)
 
+# Tests at once: they wait for peers and deadlines for about as long as they compute.
+TEST_JOBS=$((2 * $(nproc)))
+
 have_package()
 {
     if [[ $1 == *:* ]]; then
