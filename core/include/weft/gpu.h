@@ -119,7 +119,7 @@ typedef int weft_gpu_mark_fn(struct weft_gpu *gpu, void *stream, struct weft_gpu
 
 /* launch: run a kernel of the built-in module by name, args as one plain struct (gpu/kernels). Done on return if stream is
  * NULL, else queued there. WEFT_EUNSUPPORTED if the backend has no kernel of that name, -EINVAL if its struct has
- * another length. */
+ * another length (0, to ask whether it is there). */
 struct weft_gpu_launch {
     const char *kernel;
     const void *args;
