@@ -125,9 +125,10 @@ static void ask(struct weft__lot *lot)
     uint8_t body[8 + 24 * WEFT__LOT_PIECES];
     struct weft__writer w = {body, body + sizeof body, false};
     struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPY,
-                                  .patient = lot->bytes >= WEFT__LOT_LONG};
+                                  .patient = lot->op->total >= WEFT__STAGE_LONG};
     weft__put_u32(&w, lot->id);
-    weft__put_u8(&w, lot->write);
+    weft__put_u8(&w,
+                 (lot->write ? WEFT__COPY_WRITE : 0) | (head.patient ? WEFT__COPY_PATIENT : 0));
     weft__put_u8(&w, (uint8_t)lot->far);
     weft__put_u16(&w, (uint16_t)lot->n);
     for (size_t i = 0; i < lot->n; i++) {

@@ -20,8 +20,11 @@ struct weft__reg;
 
 /* Pieces of a lot, which its message names: 24 bytes each. */
 #define WEFT__LOT_PIECES 128
-/* From so many bytes on a lot takes longer to move than its messages do to wait for their turn. */
-#define WEFT__LOT_LONG (128 * 1024)
+/* The messages of an operation of so many bytes need not hurry: a transfer of the host's memory, as long, does not either. */
+#define WEFT__STAGE_LONG (64 * 1024)
+/* How a COPY goes, as bits. */
+#define WEFT__COPY_WRITE 1u   /* from the slot */
+#define WEFT__COPY_PATIENT 2u /* its answer need not hurry */
 
 /* The peer's area, which this end uses as it likes. */
 enum weft__far_state { WEFT__FAR_NONE, WEFT__FAR_ASKED, WEFT__FAR_THERE };

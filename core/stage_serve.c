@@ -89,19 +89,17 @@ struct serve {
     struct weft__conn *conn;
     uint32_t id;
     int slot;
-    uint64_t bytes;
+    bool patient;
     size_t n;
     struct weft_gpu_copy list[WEFT__LOT_PIECES];
     struct weft__reg *regs[WEFT__LOT_PIECES];
 };
 
-/* bytes: that were copied. */
-static void answer(struct weft__conn *conn, uint32_t id, int status, uint64_t bytes)
+static void answer(struct weft__conn *conn, uint32_t id, int status, bool patient)
 {
     uint8_t body[8];
     struct weft__writer w = {body, body + sizeof body, false};
-    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPIED,
-                                  .patient = bytes >= WEFT__LOT_LONG};
+    struct weft__msg_head head = {.type = WEFT__MSG_STAGE_COPIED, .patient = patient};
     weft__put_u32(&w, id);
     weft__put_u32(&w, (uint32_t)status);
     if (conn->state != WEFT_CONN_DOWN)
@@ -118,7 +116,7 @@ static void serve_done(struct weft__copy *copy, int status, const char *why)
     for (size_t i = 0; i < serve->n; i++)
         weft__reg_served(serve->regs[i]);
     conn->stage.landing_used &= ~(UINT64_C(1) << serve->slot);
-    answer(conn, serve->id, status, serve->bytes);
+    answer(conn, serve->id, status, serve->patient);
     free(serve);
     weft__stage_release(conn);
 }
@@ -155,12 +153,11 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
                                : (struct weft_gpu_copy){slot, there, len};
         slot += len;
         bytes -= len;
-        serve->bytes += len;
     }
     return r->at == r->end ? 0 : WEFT_EPROTO;
 }
 
-/* u32 id, u8 is it a write, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie in the slot one behind the
+/* u32 id, u8 WEFT__COPY_*, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie in the slot one behind the
  * other. */
 static bool is_reached(const struct serve *serve)
 {
@@ -175,26 +172,26 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     struct weft__stage *s = &conn->stage;
     struct weft__reader r = {body, body + len, false};
     uint32_t id = weft__get_u32(&r);
-    uint8_t write = weft__get_u8(&r), slot = weft__get_u8(&r);
+    uint8_t how = weft__get_u8(&r), slot = weft__get_u8(&r);
     uint16_t n = weft__get_u16(&r);
-    if (r.bad || write > 1 || !n || n > WEFT__LOT_PIECES || !s->landing ||
-        slot >= conn->ep->copier.nslots || s->landing_used >> slot & 1)
+    if (r.bad || how & ~(WEFT__COPY_WRITE | WEFT__COPY_PATIENT) || !n || n > WEFT__LOT_PIECES ||
+        !s->landing || slot >= conn->ep->copier.nslots || s->landing_used >> slot & 1)
         return WEFT_EPROTO;
     struct serve *serve = malloc(sizeof *serve);
     if (!serve) {
-        answer(conn, id, -ENOMEM, 0);
+        answer(conn, id, -ENOMEM, false);
         return 0;
     }
     serve->conn = conn;
     serve->id = id;
     serve->slot = slot;
-    serve->bytes = 0;
+    serve->patient = how & WEFT__COPY_PATIENT;
     serve->n = n;
-    int status, rc = read_pieces(serve, &r, write, &status);
+    int status, rc = read_pieces(serve, &r, how & WEFT__COPY_WRITE, &status);
     if (rc || status) {
         free(serve);
         if (rc == 0)
-            answer(conn, id, status, 0);
+            answer(conn, id, status, false);
         return rc;
     }
     for (size_t i = 0; i < n; i++)

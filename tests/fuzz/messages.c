@@ -241,7 +241,7 @@ static void put_copy(struct run *run, struct weft__writer *w)
     struct fuzz_in *in = &run->in;
     uint8_t how = fuzz_u8(in), n = how >> 6;
     weft__put_u32(w, fuzz_u8(in));
-    weft__put_u8(w, how & 1);
+    weft__put_u8(w, (how & 1) | (how >> 2 & WEFT__COPY_PATIENT));
     weft__put_u8(w, (uint8_t)fuzz_near(in, how >> 1 & 3));
     weft__put_u16(w, (uint16_t)fuzz_near(in, n + 1u));
     for (int i = 0; i <= n; i++) {

@@ -76,6 +76,7 @@ static void do_post(struct run *run)
     cmd.flags = how & 64 && cmd.len <= TCP_MAX_INLINE ? WEFT_CMD_INLINE
                 : how & 128                           ? WEFT_CMD_MORE
                                                       : 0;
+    cmd.flags |= how & 16 ? WEFT_CMD_PATIENT : 0;
     FUZZ_CHECK(rig_post(&rig, &cmd, how & 32) >= 0 || run->link->state == TCP_LINK_DOWN);
 }
 
@@ -199,6 +200,8 @@ static void say_any(struct run *run)
                   f.type == TCP_NACK;
     if (f.type <= TCP_PART_IMM)
         f.len = pick_len(&run->in);
+    if (f.type == TCP_SEND)
+        f.id = f.len & 1;
     if (f.type != TCP_SEND && !answer)
         fill_target(&run->in, &f);
     if (answer)

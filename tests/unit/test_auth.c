@@ -5,7 +5,7 @@
  *
  *     H = lambda key, data: hmac.new(key, data, hashlib.sha256).digest()
  *     key = H(b'weft shared secret 1'.ljust(32, b'\0'), secret)
- *     said = lambda label: label.ljust(16, b'\0') + struct.pack('<H', 3) + nonces + uuid
+ *     said = lambda label: label.ljust(16, b'\0') + struct.pack('<H', 4) + nonces + uuid
  *     H(key, said(b'weft active')), H(key, said(b'weft passive')),
  *     session = H(key, said(b'weft session'))
  *     H(H(H(session, said(b'weft to passive')), struct.pack('<Q', n)), frame)
@@ -53,9 +53,9 @@ static void proofs(void **state)
     uint8_t mac[WEFT_MAC];
     check_hex(ep.auth_key, "d02e0928a05c719dac073e947cd7fe50d755f429f4eac885d321cdae5dd5c197");
     WEFT_OK(weft__auth_proof(ep.auth_key, &said, WEFT_ROLE_ACTIVE, mac));
-    check_hex(mac, "e99b668d29227aa114791beceebd00daf80c12132331300c81108d463c907b89");
+    check_hex(mac, "85ea17350ee97567bce6df861466c4a4975a013911ceeff42295b047d12c8e09");
     WEFT_OK(weft__auth_proof(ep.auth_key, &said, WEFT_ROLE_PASSIVE, mac));
-    check_hex(mac, "12a3bfc2f0b9c1bdcdbcd58750e3ac3e785c33a33e665734f02c48e139d5f224");
+    check_hex(mac, "5c0c90ff3b90cca920cf1384b5fd0c4c3735256ae3ee5cd41df6be47d7c11e48");
 }
 
 /* Whatever differs, the proof does. */
@@ -79,22 +79,22 @@ static void frames(void **state)
 {
     (void)state;
     static const char *const hex[3][2] = {
-        {"56578e7dcf41d67708f3c2a2c281cebbefd50dafa49d0086081874e701ba79bf",
-         "22f5c50bfe7062ed5b5231a35f09719c9492f49e12f3dd1a0b44fa32dbd61259"},
-        {"1fca28785c8bc399c4d4967905cb4ac145a0db49aece949c04458c0bbf3e2315",
-         "eb2d09206e4d35cee0c2eb9c1ad9547c13a7e1f14049f21882f52e75b6d0e085"},
-        {"973703dd22b58a54933ef150deb3e443ac3d7805b35cacd7862db331a4e8a050",
-         "9563443b1469a80ff32221980b4704d9d8872754c80a7a865fc0e113157c2f58"}};
+        {"11446427097b97a57df06bc00d2bc7e750193d9597698b04d34b60ad9691bd40",
+         "915358cce8acfa661e54d80540336b5346554e198db575f194b1c5669dd3c726"},
+        {"8e5bedd9f9613cb7658eebbbb814e1761daca3d6466ef1bd4d17f47db4bdab13",
+         "b88d26f292a6589b5d3846b7095287cf8970a818ca01ec527fa2cf982125e271"},
+        {"aa9560c0776b0832eae7f58515cc4667b92e03c6b1cb627f11c63448c1354198",
+         "4748ce4e6a86f1731783848cfb1a0057ba668aff393502e4631a543188eba422"}};
     uint8_t mac[WEFT_MAC];
     WEFT_OK(weft__auth_seal(ep.auth_key, &said));
-    check_hex(said.session, "7e3abe8ff8904127172e45d3b0b19223a874af2efaf641b37b6f750ab8b20b54");
+    check_hex(said.session, "a3df3f517191656984452981f3232e2340616efee1f359097ae9938f49f94737");
     for (int n = 0; n < 3; n++)
         for (int from = 0; from < 2; from++) {
             WEFT_OK(weft__auth_sign(&said, (enum weft_role)from, "a frame", 7, mac));
             check_hex(mac, hex[n][from]);
         }
     WEFT_OK(weft__auth_link_key(&said, "tcp", 1, 0, mac));
-    check_hex(mac, "a0be55b3aacd022f94830bb18c3e8a934a1274dcc4d7bea1187fe7c0b04005b6");
+    check_hex(mac, "f56b16b5d0041700154c3a8f51cc77bfdfe8a94062f32c75a8c0e490db30ae8d");
 }
 
 /* A frame counts once, in its own direction, in its turn, and whole. */

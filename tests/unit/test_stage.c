@@ -520,7 +520,8 @@ static void unchanged(struct liar *l)
 static void copies_that_make_no_sense(void **state)
 {
     static const struct copy bad[] = {
-        {.write = 2, .n = 1, .len = 8},
+        {.write = 4, .n = 1, .len = 8},
+        {.write = 255, .n = 1, .len = 8},
         {.write = 1, .n = 1, .len = 8, .slot = 8},
         {.write = 1, .n = 1, .len = 8, .slot = 255},
         {.write = 1, .n = 0, .len = 8},
@@ -649,6 +650,9 @@ static void steps_of_what_is_long_are_patient(void **state)
     works(&t); /* areas are there */
     uint64_t near = short_poll(t.conn), far = short_poll(t.other);
     works(&t);
+    /* whose last lot is short */
+    assert_int_equal(weft_write(t.conn, t.near.at, (1 << 20) + 20000, &t.remote, 0, T),
+                     (1 << 20) + 20000);
     assert_int_equal(short_poll(t.conn), near);
     assert_int_equal(short_poll(t.other), far);
     /* of what is long for tcp, but no lot that takes long */

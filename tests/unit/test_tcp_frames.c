@@ -205,10 +205,10 @@ static void patience_is_told(void **state)
     const struct tcp_nic *nic = (struct tcp_nic *)s->pair.side[PAIR_B].nic;
     const size_t lens[] = {1, TCP_COPY_MAX + 1};
     uint8_t bytes[TCP_COPY_MAX + 1] = {0};
-    uint64_t before = nic->short_poll;
-    pair_poll(&s->pair, PAIR_B);
     for (uint32_t i = 0; i < 4; i++) {
         bool patient = i < 2;
+        uint64_t before = nic->short_poll;
+        pair_poll(&s->pair, PAIR_B);
         struct weft_cmd cmd = {.op = WEFT_OP_SEND, .len = lens[i % 2]};
         cmd.flags = patient ? WEFT_CMD_PATIENT : 0;
         cmd.one = (struct weft_iov_local){.addr = bytes, .len = cmd.len};
