@@ -31,6 +31,7 @@ elseif(WEFT_SANITIZE)
 endif()
 if(WEFT_SANITIZE)
     add_compile_options(${WEFT_SANITIZE_FLAGS} -fno-omit-frame-pointer)
+    add_compile_definitions(WEFT_SANITIZED)
     add_link_options(${WEFT_SANITIZE_FLAGS})
 endif()
 

@@ -32,8 +32,9 @@ struct weft__piece {
     uint16_t far;               /* WEFT__STAGED_* of the remote */
 };
 
-/* The pieces of an op come from a pool, if they are so many or fewer, since the engine of a cache has lists of them;
- * so many lists are kept at most. */
+/* The pieces of an op come from a pool if they are about as many as the engine of a cache has in a list: then malloc puts all
+ * of its bins in order. So many lists are kept at most, each with room for the most. */
+#define WEFT__POOL_FROM 32
 #define WEFT__POOL_PIECES 128
 #define WEFT__POOL_LISTS 64
 

@@ -149,7 +149,7 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
 static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
 {
     size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
-    bool pooled = n > 1 && n <= WEFT__POOL_PIECES;
+    bool pooled = n >= WEFT__POOL_FROM && n <= WEFT__POOL_PIECES;
     op->pieces = &op->one;
     if (pooled)
         op->pieces = weft__pool_get(&conn->ep->pieces, WEFT__POOL_PIECES * sizeof *op->pieces);

@@ -13,7 +13,7 @@
 #define HANDLE_CHUNK 256 /* of core/handle.c */
 
 /* A sanitizer keeps what was freed. */
-#if defined(__SANITIZE_ADDRESS__) || defined(TEST_THREAD_SANITIZER)
+#ifdef WEFT_SANITIZED
 #define SANITIZED 1
 #else
 #define SANITIZED 0
