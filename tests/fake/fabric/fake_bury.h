@@ -9,9 +9,11 @@
 #include <rdma/fabric.h>
 #include <stdbool.h>
 
-/* A fabric that is open now: of such a provider, or not. */
-void fake_bury_fabric(bool buries);
-/* Instead of fid->ops->close(fid), with the tables of its provider in place. The last fabric takes all along. */
+/* A fabric of such a provider is open now. */
+void fake_bury_begin(void);
+/* Instead of fid->ops->close(fid), with the tables of its provider in place: at once, or when the last such fabric is closed. */
 int fake_bury(struct fid *fid);
+/* Of such a fabric itself. */
+int fake_bury_end(struct fid *fid);
 
 #endif

@@ -645,6 +645,7 @@ static int own_domain_close(struct fid *fid)
 
 struct fabric {
     struct object object;
+    bool buries;
     struct fi_ops_fabric *ops, own;
 };
 
@@ -692,10 +693,11 @@ static int own_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 static int own_fabric_close(struct fid *fid)
 {
     struct fabric *fabric = find(fid);
+    bool buries = fabric->buries;
     forget(&fabric->object);
     ((struct fid_fabric *)fid)->ops = fabric->ops;
     free(fabric);
-    return fake_bury(fid);
+    return buries ? fake_bury_end(fid) : fid->ops->close(fid);
 }
 
 /* --- what the library exports --------------------------------------------------------------------------------- */
@@ -794,7 +796,9 @@ int fi_fabric(struct fi_fabric_attr *attr, struct fid_fabric **out, void *contex
     struct fabric *fabric = rc ? NULL : calloc(1, sizeof *fabric);
     if (!fabric)
         return rc ? rc : -FI_ENOMEM;
-    fake_bury_fabric(strcmp(set.provider, "shm") == 0);
+    fabric->buries = strcmp(set.provider, "shm") == 0;
+    if (fabric->buries)
+        fake_bury_begin();
     remember(&fabric->object, &(*out)->fid);
     fabric->object.fid_own.close = own_fabric_close;
     fabric->ops = (*out)->ops;
