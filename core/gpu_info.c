@@ -79,18 +79,25 @@ static bool is_mappable(struct weft__endpoint *ep, int ordinal, void *addr)
 }
 
 /* Peers copy by themselves: how what is many and short? */
-static void say_mapped(struct weft__endpoint *ep, int ordinal, char *why, size_t size)
+static void say_mapped(struct weft__endpoint *ep, const struct weft__reg *reg, char *why,
+                       size_t size)
 {
     struct weft_gpu_launch ask = {
         .kernel = "weft_copy"}; /* gpu/kernels: no arguments are wrong, if there is one */
-    const char *no = ep->copier.kernels ? NULL : "WEFT_GPU_KERNELS is 0";
-    if (!no && ep->gpu->ops->launch(weft__gpu_opened(ep, ordinal), &ask) != -EINVAL)
+    const char *no = !ep->copier.kernels ? "WEFT_GPU_KERNELS is 0"
+                     : !reg->reached     ? "kernels do not reach its memory"
+                                         : NULL;
+    if (!no && ep->gpu->ops->launch(weft__gpu_opened(ep, reg->ordinal), &ask) != -EINVAL)
         no = weft_last_error();
     if (no)
-        snprintf(why, size, "peers of this host copy by themselves, short pieces one by one: %s",
+        snprintf(why, size,
+                 "peers of this host copy by themselves (short pieces one by one: %s); the rest "
+                 "is staged",
                  no);
     else
-        snprintf(why, size, "peers of this host copy by themselves, short pieces by a kernel");
+        snprintf(why, size,
+                 "peers of this host copy by themselves (short pieces by a kernel); the rest is "
+                 "staged");
 }
 
 /* Do the nics reach what was registered? */
@@ -103,7 +110,7 @@ static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *w
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         if (reg->unreached >> i & 1) {
             if (ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr)) {
-                say_mapped(ep, reg->ordinal, why, size);
+                say_mapped(ep, reg, why, size);
                 return WEFT_GPU_MAPPED;
             }
             snprintf(why, size, "%s", weft__reg_why(reg, ep->lanes[i]));
