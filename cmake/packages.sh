@@ -46,11 +46,22 @@ need_packages()
         apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
+# clang, and what its sanitizers and libFuzzer need to link and to name lines: packages of their own, which nothing asks for.
+need_clang()
+{
+    need_packages clang:clang
+    echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return d && n < 0; }' |
+        clang -fsanitize=fuzzer,address -x c - -o /dev/null 2>/dev/null ||
+        need_packages "libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev"
+    need_packages llvm-symbolizer:llvm
+}
+
 # build PRESET [OPTION...]: configure and build in build/PRESET.
 build()
 {
     local preset=$1
     shift
     cmake --preset "$preset" "$@"
+    cmake --preset "$preset" "$@" # a tree of another compiler was emptied, and lost what the preset says beside the compiler
     cmake --build --preset "$preset" --parallel "$(nproc)"
 }
