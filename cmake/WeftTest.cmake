@@ -46,6 +46,9 @@
 # skip: for local and tcp with host, 77 is a failure.
 
 set(WEFT_TEST_TIMEOUT 60)
+if(WEFT_SANITIZE)
+    set(WEFT_TEST_TIMEOUT 180)
+endif()
 # Reorders and delays (microseconds) completions, and accepts one post of five only in part.
 set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
 # A nic without the operations that core makes up for.
