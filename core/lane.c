@@ -93,11 +93,19 @@ static void enqueue(struct weft__link *link, struct weft__wr *wr)
         link->unposted = &wr->in_link;
 }
 
-/* All cmds of a wr have ended: give it to its owner. Endpoint lock held. */
-static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
+/* It is not under way by its link any more. Endpoint lock held. */
+static void disown(struct weft__wr *wr)
 {
     weft_list_remove(&wr->in_link);
     wr->link->owned -= wr->ncmds;
+    if (wr->kind == WEFT__WR_DATA)
+        wr->link->bytes -= wr->bytes;
+}
+
+/* All cmds of a wr have ended: give it to its owner. Endpoint lock held. */
+static void wr_end(struct weft__wr *wr, const struct weft_comp *comp)
+{
+    disown(wr);
     if (wr->kind == WEFT__WR_DATA)
         weft__stripe_done(wr, comp);
     else
@@ -277,8 +285,7 @@ static bool do_close(struct weft__link *link)
     pthread_mutex_lock(&ep->lock);
     while (link->wrs.next != &link->wrs) {
         struct weft__wr *wr = wr_at(link->wrs.next);
-        weft_list_remove(&wr->in_link);
-        link->owned -= wr->ncmds;
+        disown(wr);
         wr->kind == WEFT__WR_DATA ? weft__stripe_orphan(wr) : weft__msg_orphan(wr);
     }
     link->unposted = &link->wrs;

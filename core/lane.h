@@ -106,7 +106,8 @@ struct weft__link {
     bool up;        /* connected, cmds may be assigned */
     bool closing;   /* close_work was pushed */
     bool closed;    /* close_work was done */
-    uint32_t owned; /* wrs assigned and not ended */
+    uint32_t owned; /* cmds assigned and not ended */
+    uint64_t bytes; /* of those that carry data */
     uint32_t inside; /* copies that touch the peer's memory: it cannot be closed */
     int status;     /* why it went down */
 };

@@ -45,21 +45,28 @@ static bool has_room(const struct weft__link *link)
     return link->up && link->owned < link->lane->data_depth;
 }
 
-/* Next link with room, in turn. */
+/* Of the links with room the one with the fewest bytes under way, and among those with as few in turn: a slower one gets less, also
+ * where the few parts of a staged transfer would otherwise all come to lie behind it. */
+static struct weft__link *least(struct weft__conn *conn)
+{
+    struct weft__link *best = NULL;
+    for (int i = 0, at = conn->next_link; i < conn->nlinks; i++, at++) {
+        if (at == conn->nlinks)
+            at = 0;
+        struct weft__link *link = conn->links[at];
+        if (has_room(link) && (!best || link->bytes < best->bytes))
+            best = link;
+    }
+    if (best)
+        conn->next_link = best->index + 1 < conn->nlinks ? best->index + 1 : 0;
+    return best;
+}
+
 static inline struct weft__link *pick(struct weft__conn *conn)
 {
     if (conn->nlinks == 1)
         return has_room(conn->links[0]) ? conn->links[0] : NULL;
-    for (int i = 0; i < conn->nlinks; i++) {
-        int at = conn->next_link + i;
-        if (at >= conn->nlinks)
-            at -= conn->nlinks;
-        if (has_room(conn->links[at])) {
-            conn->next_link = at + 1 < conn->nlinks ? at + 1 : 0;
-            return conn->links[at];
-        }
-    }
-    return NULL;
+    return least(conn);
 }
 
 /* The link for the next part of an op. Additions go by the first one that is up, and so meet at one nic
@@ -95,6 +102,7 @@ static inline void assign(struct weft__wr *wr, const struct weft__piece *piece,
     wr->posted = 0;
     wr->left = wr->ncmds;
     link->owned += wr->ncmds;
+    link->bytes += wr->bytes;
     link->conn->stats.cmds_posted += wr->ncmds;
     weft__lane_push(link->lane, &wr->work);
 }
@@ -301,6 +309,7 @@ void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status, const ch
     weft__op_fail(op, status, text);
     stop(op);
     wr->bytes -= len_of(wr, nth);
+    wr->link->bytes -= len_of(wr, nth);
 }
 
 void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
