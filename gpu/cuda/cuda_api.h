@@ -84,6 +84,8 @@ enum { CUDA_SEGMENT_PINNED = 1 };
     XX(stream_create, cuStreamCreate, (cuda_stream_t *, unsigned))                                \
     XX(stream_destroy, cuStreamDestroy_v2, (cuda_stream_t))                                       \
     XX(stream_wait, cuStreamSynchronize, (cuda_stream_t))                                         \
+    XX(stream_query, cuStreamQuery, (cuda_stream_t))                                              \
+    XX(word_write, cuStreamWriteValue32_v2, (cuda_stream_t, cuda_addr, uint32_t, unsigned))       \
     XX(event_create, cuEventCreate, (cuda_event_t *, unsigned))                                   \
     XX(event_destroy, cuEventDestroy_v2, (cuda_event_t))                                          \
     XX(event_record, cuEventRecord, (cuda_event_t, cuda_stream_t))                                \

@@ -68,6 +68,17 @@ static int stream_wait(void *stream)
     return cuda_table.stream_wait(stream);
 }
 
+static int stream_query(void *stream)
+{
+    return cuda_table.stream_query(stream);
+}
+
+/* Flags 0 (CU_STREAM_WRITE_VALUE_DEFAULT): behind a fence for the whole system. */
+static int word_write(void *stream, uintptr_t word, uint32_t value)
+{
+    return cuda_table.word_write(stream, word, value, 0);
+}
+
 static int event_create(void **event)
 {
     cuda_event_t made = NULL;
@@ -275,6 +286,8 @@ const struct vendor cuda_vendor = {
     .event_destroy = event_destroy,
     .event_record = event_record,
     .event_query = event_query,
+    .word_write = word_write,
+    .stream_query = stream_query,
     .copy = copy,
     .alloc = alloc,
     .free = free_memory,

@@ -60,6 +60,7 @@ static void unmake(struct vendor_gpu *gpu)
             gpu->vendor->stream_destroy(gpu->ways[i].stream);
     if (gpu->stream)
         gpu->vendor->stream_destroy(gpu->stream);
+    vendor_words_unmake(gpu);
 }
 
 /* The context, and in it the streams. */
@@ -78,6 +79,8 @@ static int make(struct vendor_gpu *gpu)
             unmake(gpu);
         else
             unfit = vendor_kernels_load(gpu);
+        if (result == 0)
+            vendor_words_make(gpu);
         vendor_leave(gpu);
         if (unfit) {
             vendor_fail(vendor, unfit, "Weft's kernels are not for this device");

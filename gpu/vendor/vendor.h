@@ -8,6 +8,7 @@
 #define WEFT_VENDOR_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #include "vendor_result.h"
@@ -56,6 +57,9 @@ struct vendor {
     int (*event_destroy)(void *event);
     int (*event_record)(void *event, void *stream);
     int (*event_query)(void *event);
+    /* NULL, the library has none of it: once all that is on the stream has been done, and hosts see that, the word has this value. */
+    int (*word_write)(void *stream, uintptr_t word, uint32_t value);
+    int (*stream_query)(void *stream); /* as an event's; in the context. With word_write. */
 
     int (*copy)(uintptr_t dst, uintptr_t src, size_t len, void *stream);
     int (*alloc)(uintptr_t *addr, size_t len);
@@ -92,19 +96,27 @@ enum { VENDOR_COPY, VENDOR_KERNELS };
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
 #define VENDOR_ASK 16
 
-/* An event, and its place among those that are not in use, or behind which it stands. */
+/* How to hear of the end, and its place among those that are not in use, or behind which it stands. */
 struct weft_gpu_job {
     struct weft_gpu_job *next, *next_of_all;
-    void *event;
+    void *event;    /* NULL: none was needed yet */
     int way;        /* -1: a mark */
-    unsigned asked; /* in vain, because others were before it */
+    uint32_t word;  /* the way's word from then on, if words are written */
+    unsigned asked; /* in vain */
 };
 
 /* A stream of copies that are not waited for. It does one after the other: while the first is not done, the library is
  * asked for others now and then only. */
 struct vendor_way {
     void *stream;
-    struct weft_gpu_job *first, *last; /* under way */
+    uint32_t written;                  /* its word, once all of it is done */
+    struct weft_gpu_job *first, *last; /* under way; none where words are written */
+};
+
+/* A word of a way, in pinned memory of the host, in a line of the cache of its own. */
+struct vendor_word {
+    _Atomic(uint32_t) value;
+    uint8_t apart[60];
 };
 
 struct vendor_gpu {
@@ -116,6 +128,9 @@ struct vendor_gpu {
     void *stream;         /* of copies that nobody named a stream for, and that are waited for */
     pthread_mutex_t lock; /* of what follows */
     struct vendor_way ways[VENDOR_WAYS];
+    struct vendor_word *words;        /* of each way. NULL: events tell of the end of copies */
+    void *words_page;                 /* what they are in; NULL: there is none */
+    uintptr_t words_at;               /* where the device has them */
     unsigned way;                     /* the next one */
     struct weft_gpu_job *idle, *jobs; /* all */
 };
@@ -148,12 +163,22 @@ weft_gpu_copy_fn vendor_copy;
 weft_gpu_copy_start_fn vendor_copy_start;
 weft_gpu_copy_done_fn vendor_copy_done;
 weft_gpu_mark_fn vendor_mark;
-/* All events. In the context. */
+/* All jobs. In the context. */
 void vendor_copy_end(struct vendor_gpu *gpu);
 weft_gpu_ipc_export_fn vendor_ipc_export;
 weft_gpu_ipc_open_fn vendor_ipc_open;
 weft_gpu_ipc_close_fn vendor_ipc_close;
 weft_gpu_launch_fn vendor_launch;
+
+/* --- vendor_word.c --- */
+
+/* Words for the ways, if the device writes such: tried once. In the context, as is unmake, when no stream is left. */
+void vendor_words_make(struct vendor_gpu *gpu);
+void vendor_words_unmake(struct vendor_gpu *gpu);
+/* To the job: its way's next word, behind what is on the stream. The gpu's lock held, in the context. The library's result. */
+int vendor_word_write(struct vendor_gpu *gpu, struct weft_gpu_job *job);
+/* Has it been written? VENDOR_EBUSY: not yet; else the library's result. */
+int vendor_word_query(struct vendor_gpu *gpu, struct weft_gpu_job *job);
 
 /* --- vendor_segments.c: in the context; they return codes --- */
 

@@ -37,11 +37,6 @@ static int make(struct vendor_gpu *gpu, struct weft_gpu_job **out)
     struct weft_gpu_job *job = calloc(1, sizeof *job);
     if (!job)
         return weft_fail(-ENOMEM, "gpu %s: no memory for a copy", gpu->base.backend->name);
-    int result = gpu->vendor->event_create(&job->event);
-    if (result) {
-        free(job);
-        return vendor_fail(gpu->vendor, result, "cannot make an event");
-    }
     pthread_mutex_lock(&gpu->lock);
     job->next_of_all = gpu->jobs;
     gpu->jobs = job;
@@ -50,18 +45,24 @@ static int make(struct vendor_gpu *gpu, struct weft_gpu_job **out)
     return 0;
 }
 
-/* One that is not in use, or a new one. In the context. */
-static int get(struct vendor_gpu *gpu, struct weft_gpu_job **out)
+/* One that is not in use, or a new one; with an event, if it needs one. In the context. */
+static int get(struct vendor_gpu *gpu, bool event, struct weft_gpu_job **out)
 {
     pthread_mutex_lock(&gpu->lock);
     struct weft_gpu_job *job = gpu->idle;
     if (job)
         gpu->idle = job->next;
     pthread_mutex_unlock(&gpu->lock);
-    if (!job)
-        return make(gpu, out);
-    *out = job;
-    return 0;
+    int rc = job ? 0 : make(gpu, &job), result = 0;
+    if (rc == 0 && event && !job->event)
+        result = gpu->vendor->event_create(&job->event);
+    if (result) {
+        put(gpu, job);
+        return vendor_fail(gpu->vendor, result, "cannot make an event");
+    }
+    if (rc == 0)
+        *out = job;
+    return rc;
 }
 
 void vendor_copy_end(struct vendor_gpu *gpu)
@@ -69,16 +70,29 @@ void vendor_copy_end(struct vendor_gpu *gpu)
     while (gpu->jobs) {
         struct weft_gpu_job *job = gpu->jobs;
         gpu->jobs = job->next_of_all;
-        gpu->vendor->event_destroy(job->event);
+        if (job->event)
+            gpu->vendor->event_destroy(job->event);
         free(job);
     }
 }
 
-/* On a way, whose lock is held: nothing comes between the copies and their event. */
-static int start(struct vendor_gpu *gpu, struct vendor_way *way, const struct weft_gpu_copy *list,
-                 int n, uint32_t flags, struct weft_gpu_job *job)
+/* Behind those that are under way. */
+static void join(struct vendor_way *way, struct weft_gpu_job *job)
+{
+    job->next = NULL;
+    if (way->first)
+        way->last->next = job;
+    else
+        way->first = job;
+    way->last = job;
+}
+
+/* On its way, with the lock held: nothing comes between the copies and what tells of their end. */
+static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n, uint32_t flags,
+                 struct weft_gpu_job *job)
 {
     const struct vendor *vendor = gpu->vendor;
+    struct vendor_way *way = &gpu->ways[job->way];
     int result = 0;
     if (vendor_kernel_fits(gpu, list, n, flags))
         result = vendor_kernel_copy(gpu, list, n, way->stream);
@@ -88,18 +102,15 @@ static int start(struct vendor_gpu *gpu, struct vendor_way *way, const struct we
                 result = vendor->copy((uintptr_t)list[i].dst, (uintptr_t)list[i].src, list[i].len,
                                       way->stream);
     if (result == 0)
-        result = vendor->event_record(job->event, way->stream);
+        result = gpu->words ? vendor_word_write(gpu, job)
+                            : vendor->event_record(job->event, way->stream);
     if (result) {
         vendor->stream_wait(way->stream); /* nothing may be under way */
         return vendor_fail(gpu->vendor, result, "cannot copy");
     }
-    job->next = NULL;
     job->asked = 0;
-    if (way->first)
-        way->last->next = job;
-    else
-        way->first = job;
-    way->last = job;
+    if (!gpu->words)
+        join(way, job);
     return 0;
 }
 
@@ -111,11 +122,11 @@ int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, i
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
-    rc = get(gpu, &job);
+    rc = get(gpu, !gpu->words, &job);
     if (rc == 0) {
         pthread_mutex_lock(&gpu->lock);
         job->way = (int)(gpu->way++ % VENDOR_WAYS);
-        rc = start(gpu, &gpu->ways[job->way], list, n, flags, job);
+        rc = start(gpu, list, n, flags, job);
         pthread_mutex_unlock(&gpu->lock);
         if (rc)
             put(gpu, job);
@@ -149,16 +160,22 @@ static void leave(struct vendor_gpu *gpu, const struct weft_gpu_job *job)
     pthread_mutex_unlock(&gpu->lock);
 }
 
+static int ask_event(struct vendor_gpu *gpu, struct weft_gpu_job *job)
+{
+    if (!is_due(gpu, job))
+        return VENDOR_EBUSY;
+    int result = gpu->vendor->event_query(job->event); /* in no context: an event knows its own */
+    if (job->way >= 0 && result != VENDOR_EBUSY)
+        leave(gpu, job);
+    return result;
+}
+
 int vendor_copy_done(struct weft_gpu *base, struct weft_gpu_job *job)
 {
     struct vendor_gpu *gpu = vendor_of(base);
-    if (!is_due(gpu, job))
-        return 0;
-    int result = gpu->vendor->event_query(job->event); /* in no context: an event knows its own */
+    int result = gpu->words && job->way >= 0 ? vendor_word_query(gpu, job) : ask_event(gpu, job);
     if (result == VENDOR_EBUSY)
         return 0;
-    if (job->way >= 0)
-        leave(gpu, job);
     put(gpu, job);
     return result ? vendor_fail(gpu->vendor, result, "a copy failed") : 1;
 }
@@ -172,7 +189,7 @@ int vendor_mark(struct weft_gpu *base, void *stream, struct weft_gpu_job **out)
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
-    rc = get(gpu, &job);
+    rc = get(gpu, true, &job);
     if (rc == 0) {
         int result = gpu->vendor->event_record(job->event, stream);
         if (result) {

@@ -5,12 +5,14 @@
  */
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu/cuda/cuda_api.h"
@@ -51,7 +53,7 @@ struct alloc {
 
 struct settings {
     unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift,
-        bytes;
+        bytes, words;
     size_t memory;
     const struct settings *older;
 };
@@ -63,6 +65,7 @@ static const struct settings preset = {.devices = 1,
                                        .ipc = 2,
                                        .kernels = 1,
                                        .bytes = 1,
+                                       .words = 1,
                                        .memory = (size_t)1 << 30};
 /* Read at any time, also while the driver is started again. */
 static _Atomic(const struct settings *) set = &preset;
@@ -71,12 +74,14 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(int) started; /* by this process */
 static struct alloc allocs[MOST];
 static size_t used;
-static unsigned copies, launches;
+static unsigned copies, launches, asked;
 static bool faulted; /* a kernel has touched what its device does not reach: nothing goes on */
 static int retained[8];
 static struct pin {
     uint8_t *host; /* NULL: a free place */
     size_t len;
+    unsigned shift;
+    bool words; /* were written there */
 } pinned[64];
 static __thread long current[16]; /* devices + 1 */
 static __thread unsigned depth;
@@ -111,6 +116,8 @@ static void read_settings(void)
             now.shift = (unsigned)value;
         else if (!strncmp(item, "bytes=", 6))
             now.bytes = (unsigned)value;
+        else if (!strncmp(item, "words=", 6))
+            now.words = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -448,11 +455,17 @@ struct queued {
     cuda_addr dst, src;
     size_t len;
     struct cuda_event *event; /* instead of a copy */
+    _Atomic(uint32_t) *word;  /* the same: it gets this value */
+    uint32_t value;
 };
 
 struct cuda_stream {
     struct queued *head, **tail;
     int device;
+    unsigned words;           /* that are queued */
+    unsigned beats;           /* since the first of them was (worker) */
+    struct cuda_stream *next; /* of those that words were queued on */
+    bool listed;
 };
 
 struct cuda_event {
@@ -511,6 +524,8 @@ int cuStreamCreate(cuda_stream_t *out, unsigned flags)
     return VENDOR_OK;
 }
 
+static unsigned words; /* queued on all streams */
+
 /* Up to this event, or all. With the lock held. */
 static void run(struct cuda_stream *stream, const struct cuda_event *upto)
 {
@@ -521,6 +536,11 @@ static void run(struct cuda_stream *stream, const struct cuda_event *upto)
             stream->tail = &stream->head;
         if (event) {
             event->stream = NULL;
+        } else if (q->word) {
+            stream->words--;
+            words--;
+            if (!lost())
+                atomic_store(q->word, q->value);
         } else if (q->len) {
             copies++;
             if (is_good(q->dst, q->len, stream->device) &&
@@ -545,10 +565,98 @@ static int queue(cuda_stream_t on, struct queued what)
     return VENDOR_OK;
 }
 
+/* --- words: nobody asks for them, so what is before them happens by itself ------------------------------------- */
+
+static struct cuda_stream *listed;
+static pthread_cond_t some = PTHREAD_COND_INITIALIZER;
+
+/* Every few microseconds while there are any; as often as `delay` says it lets what is queued wait. */
+static void *worker(void *none)
+{
+    (void)none;
+    pthread_mutex_lock(&lock);
+    for (;;) {
+        while (words == 0)
+            pthread_cond_wait(&some, &lock);
+        for (struct cuda_stream *stream = listed; stream; stream = stream->next)
+            if (stream->words && stream->beats++ >= set->delay) {
+                run(stream, NULL);
+                stream->beats = 0;
+            }
+        pthread_mutex_unlock(&lock);
+        nanosleep(&(struct timespec){.tv_nsec = 5000}, NULL);
+        pthread_mutex_lock(&lock);
+    }
+    return NULL;
+}
+
+/* With the lock held. */
+static int work(struct cuda_stream *stream, struct pin *pin)
+{
+    static int working; /* in this process */
+    pthread_t thread;
+    if (working != getpid() && pthread_create(&thread, NULL, worker, NULL))
+        return VENDOR_ENOMEM;
+    if (working != getpid())
+        pthread_detach(thread);
+    working = getpid();
+    if (!stream->listed) {
+        stream->next = listed;
+        listed = stream;
+    }
+    stream->listed = true;
+    stream->words++;
+    words++;
+    pin->words = true;
+    pthread_cond_signal(&some);
+    return VENDOR_OK;
+}
+
+/* What the device has there. With the lock held. */
+static struct pin *pin_at(cuda_addr addr)
+{
+    for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
+        if (pinned[i].host && addr - pinned[i].shift - (uintptr_t)pinned[i].host < pinned[i].len)
+            return &pinned[i];
+    return NULL;
+}
+
+int cuStreamWriteValue32_v2(cuda_stream_t on, cuda_addr word, uint32_t value, unsigned flags)
+{
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct pin *pin = pin_at(word);
+    int rc = !set->words                        ? VENDOR_EUNSUPPORTED
+             : flags || word % 4 || !on || !pin ? VENDOR_EINVAL
+                                                : work(stream_of(on), pin);
+    if (rc == VENDOR_OK)
+        rc = queue(on, (struct queued){.word = (_Atomic(uint32_t) *)(uintptr_t)(word - pin->shift),
+                                       .value = value});
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+int cuStreamQuery(cuda_stream_t stream)
+{
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    int rc = lost() ? LOST : stream_of(stream)->head ? VENDOR_EBUSY : VENDOR_OK;
+    asked++;
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
 int cuStreamDestroy_v2(cuda_stream_t stream)
 {
     pthread_mutex_lock(&lock);
     run(stream, NULL);
+    struct cuda_stream **at = &listed;
+    while (*at && *at != stream)
+        at = &(*at)->next;
+    if (*at)
+        *at = stream->next;
     pthread_mutex_unlock(&lock);
     free(stream);
     return VENDOR_OK;
@@ -611,12 +719,13 @@ int cuEventQuery(cuda_event_t event)
 {
     pthread_mutex_lock(&lock);
     int rc = VENDOR_OK;
-    if (event->stream && event->asked++ < set->delay)
+    if (event->stream && event->asked++ < set->delay && !lost())
         rc = VENDOR_EBUSY;
     else if (event->stream)
         run(event->stream, event);
     if (rc == VENDOR_OK && lost())
         rc = LOST;
+    asked++;
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -639,7 +748,7 @@ int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
     int rc = pin_of(host, len) ? VENDOR_EREGISTERED : VENDOR_ENOMEM;
     for (size_t i = 0; i < set->pins && rc == VENDOR_ENOMEM; i++)
         if (!pinned[i].host) {
-            pinned[i] = (struct pin){host, len};
+            pinned[i] = (struct pin){host, len, set->shift, false};
             rc = VENDOR_OK;
         }
     pthread_mutex_unlock(&lock);
@@ -652,7 +761,7 @@ int cuMemHostUnregister(void *host)
     struct pin *pin = pin_of(host, 1);
     int rc = pin && pin->host == host ? VENDOR_OK : NOT_REGISTERED;
     if (rc == VENDOR_OK)
-        *pin = (struct pin){NULL, 0};
+        *pin = (struct pin){0};
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -664,7 +773,7 @@ int fake_cuda_pinned(void)
     int n = 0;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < sizeof pinned / sizeof *pinned; i++)
-        n += pinned[i].host != NULL;
+        n += pinned[i].host && !pinned[i].words;
     pthread_mutex_unlock(&lock);
     return n;
 }
@@ -672,7 +781,10 @@ int fake_cuda_pinned(void)
 int cuMemHostGetDevicePointer_v2(cuda_addr *addr, void *host, unsigned flags)
 {
     (void)flags;
-    *addr = (uintptr_t)host + set->shift;
+    pthread_mutex_lock(&lock);
+    const struct pin *pin = pin_of(host, 1);
+    *addr = (uintptr_t)host + (pin ? pin->shift : set->shift);
+    pthread_mutex_unlock(&lock);
     return VENDOR_OK;
 }
 
@@ -715,7 +827,7 @@ static bool is_reached(cuda_addr addr, size_t len, int device)
                    device; /* that of the context in which it was mapped, if it is another process's */
     const uint8_t *host = (const uint8_t *)(uintptr_t)addr;
     const struct pin *pin = pin_of(host, len);
-    return pin && !set->shift && pin->host <= host && host + len <= pin->host + pin->len;
+    return pin && !pin->shift && pin->host <= host && host + len <= pin->host + pin->len;
 }
 
 /* With the lock held. */
@@ -753,8 +865,18 @@ int cuLaunchKernel(void *kernel, unsigned bx, unsigned by, unsigned bz, unsigned
     return rc;
 }
 
+__attribute__((visibility("default"))) int fake_cuda_asked(void);
 __attribute__((visibility("default"))) int fake_cuda_launches(void);
 __attribute__((visibility("default"))) int fake_cuda_modules(void);
+
+/* Whether an event or a stream is done. */
+int fake_cuda_asked(void)
+{
+    pthread_mutex_lock(&lock);
+    int n = (int)asked;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
 
 /* That are loaded now. */
 int fake_cuda_modules(void)
