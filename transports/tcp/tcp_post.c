@@ -187,7 +187,8 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         if (rc < 0 || !(post_short(link, &cmds[i]) || post_any(link, &cmds[i])))
             break;
         link->posted++;
-        base->nic->bulk = cmds[i].len > TCP_BULK_MIN;
+        if (!(cmds[i].flags & WEFT_CMD_PATIENT))
+            base->nic->bulk = cmds[i].len > TCP_BULK_MIN;
     }
     if (i == 0)
         return 0;

@@ -102,9 +102,10 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
         poll->budget -= LENT_COST;
     buf->lent = poll->nic->polls;
     buf->head += frame->len;
-    poll->nic->base.bulk = 0;
-    if (!frame->id)
+    if (!frame->id) {
+        poll->nic->base.bulk = 0;
         tcp_note_short(poll->nic);
+    }
     count_executed(sock);
     return STEP_ON;
 }
