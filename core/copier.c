@@ -271,6 +271,12 @@ static void start(struct weft__endpoint *ep, struct weft__copy *copy)
         failed(copy, rc);
 }
 
+static void note_step(struct weft__copier *c, const struct weft__copy *copy)
+{
+    if (copy->patient)
+        atomic_store_explicit(&c->stepped, weft_now(), memory_order_relaxed);
+}
+
 /* All that is queued is handed to the GPUs. Copier lock held. */
 static int begin(struct weft__endpoint *ep)
 {
@@ -284,6 +290,7 @@ static int begin(struct weft__endpoint *ep)
         copy->status = 0;
         if (copy->n)
             start(ep, copy);
+        note_step(c, copy);
         *c->running_tail = copy;
         c->running_tail = &copy->next;
     }
@@ -312,6 +319,7 @@ static int collect(struct weft__endpoint *ep)
             at = &copy->next;
             continue;
         }
+        note_step(c, copy);
         *at = copy->next;
         copy->next = NULL;
         *over_tail = copy;

@@ -27,6 +27,7 @@ struct weft__copy {
     const struct weft_gpu_copy *list; /* &one, or the owner's until the end */
     int n;                            /* 0: a mark (weft__gpu_mark) */
     bool reached;                     /* by the GPU's kernels, all of it (WEFT_GPU_REACHED) */
+    bool patient;                     /* a step of something long (WEFT__STAGE_LONG) */
     struct weft_gpu_copy one;
     /* It has ended; why is a sentence, or NULL. Endpoint lock held. The copy is its owner's again. */
     void (*done)(struct weft__copy *copy, int status, const char *why);
@@ -73,6 +74,8 @@ struct weft__copier {
     _Atomic(int) wanted;   /* areas that are waited for, and chores */
     _Atomic(bool) busy;    /* copies are running */
     _Atomic(int) sleeping; /* someone sleeps, or is about to, who asks for the end of copies */
+    _Atomic(uint64_t)
+        stepped; /* weft_now: a step of something long began or ended then; 0: never */
 };
 
 int weft__copier_open(struct weft__endpoint *ep);
@@ -118,6 +121,16 @@ static inline bool weft__copier_idle(struct weft__copier *copier)
 {
     return !atomic_load(&copier->waiting) && !atomic_load(&copier->busy) &&
            !atomic_load(&copier->wanted);
+}
+
+#define WEFT__COPIER_LASTS                                                                        \
+    1000000u /* ns: with no step for so long there is nothing long any more */
+
+/* Something long is going through pinned memory: soon the next step will be due. */
+static inline bool weft__copier_lasts(struct weft__copier *copier)
+{
+    uint64_t stepped = atomic_load_explicit(&copier->stepped, memory_order_relaxed);
+    return stepped && weft_now() - stepped < WEFT__COPIER_LASTS;
 }
 
 static inline int weft__copier_progress(struct weft__endpoint *ep, struct weft__copier *copier)

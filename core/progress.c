@@ -3,11 +3,12 @@
  * Who makes progress, and how idle threads sleep.
  *
  * A thread that waits also drives: it polls every lane for WEFT_SPIN microseconds without result
- * before it sleeps, and not at all while what is under way is long. Without progress threads, one of
+ * before it sleeps, and not at all while what is under way is long, unless that is memory of GPUs: its pieces are steps that
+ * wait for each other on both sides, and a sleep is longer than a step. Without progress threads, one of
  * the waiting callers (the leader) then sleeps on the nics' descriptors and each of the others on a
  * condition of its own, which the leader signals when it wakes. With progress threads, callers sleep on
  * their conditions and the threads on the descriptors; while a caller drives, the first thread stays
- * out of its way. With several, each thread has its own lanes, and callers drive those of the first.
+ * out of its way, but callers leave what is long to the threads. With several, each thread has its own lanes, and callers drive those of the first.
  */
 #include "progress.h"
 #include "boot.h"
@@ -139,14 +140,26 @@ static int callers_step(const struct weft__endpoint *ep)
     return ep->nthreads > 1 ? ep->nthreads : 1;
 }
 
-/* Whether a thread that finds nothing to do had better sleep at once: it would take the processor
- * from the peer, or from the thread that copies. */
+/* What is under way by these lanes is long. */
 static bool bulk(const struct weft__endpoint *ep, int first, int step)
 {
     for (int i = first; i < ep->nlanes; i += step)
         if (atomic_load_explicit(&ep->lanes[i]->bulk, memory_order_relaxed))
             return true;
     return false;
+}
+
+/* Whether a thread that finds nothing to do had better sleep at once: it would take the processor
+ * from the peer, or from the thread that copies. */
+static bool sleeps_at_once(struct weft__endpoint *ep, int first, int step)
+{
+    return bulk(ep, first, step) && !weft__copier_lasts(&ep->copier);
+}
+
+/* Callers leave the lanes of the first thread to it. */
+static bool is_left(struct weft__endpoint *ep)
+{
+    return ep->nthreads && (bulk(ep, 0, ep->nthreads) || weft__copier_lasts(&ep->copier));
 }
 
 static int drive_as_caller(struct weft__endpoint *ep)
@@ -301,7 +314,7 @@ static bool poll_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64
     weft__kick_all(ep); /* the promise of more is over */
     uint64_t idle_since = 0;
     for (;;) {
-        bool leave_it = ep->nthreads && bulk(ep, 0, callers_step(ep));
+        bool leave_it = is_left(ep);
         if (!leave_it && drive_as_caller(ep)) {
             if (check(ep, w))
                 return true;
@@ -315,7 +328,8 @@ static bool poll_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64
             idle_since = now;
         if (now >= deadline)
             return check(ep, w);
-        if (now - idle_since < ep->spin_ns && !leave_it && !bulk(ep, 0, callers_step(ep))) {
+        if (now - idle_since < ep->spin_ns && !leave_it &&
+            !sleeps_at_once(ep, 0, callers_step(ep))) {
             relax();
             if (ep->nthreads && check(ep, w))
                 return true;
@@ -370,7 +384,7 @@ static void *thread_main(void *arg)
     free(arg);
     uint64_t idle_since = 0, seen = 0;
     while (!atomic_load(&ep->stop)) {
-        if (first == 0 && !bulk(ep, 0, step) && step_aside(ep, &seen))
+        if (first == 0 && !is_left(ep) && step_aside(ep, &seen))
             continue;
         if (drive(ep, first, step)) {
             idle_since = 0;
@@ -380,7 +394,7 @@ static void *thread_main(void *arg)
         uint64_t now = weft_now();
         if (!idle_since)
             idle_since = now;
-        if (now - idle_since < ep->spin_ns && !bulk(ep, first, step)) {
+        if (now - idle_since < ep->spin_ns && !sleeps_at_once(ep, first, step)) {
             relax();
             continue;
         }

@@ -89,7 +89,6 @@ struct serve {
     struct weft__conn *conn;
     uint32_t id;
     int slot;
-    bool patient;
     size_t n;
     struct weft_gpu_copy list[WEFT__LOT_PIECES];
     struct weft__reg *regs[WEFT__LOT_PIECES];
@@ -116,7 +115,7 @@ static void serve_done(struct weft__copy *copy, int status, const char *why)
     for (size_t i = 0; i < serve->n; i++)
         weft__reg_served(serve->regs[i]);
     conn->stage.landing_used &= ~(UINT64_C(1) << serve->slot);
-    answer(conn, serve->id, status, serve->patient);
+    answer(conn, serve->id, status, copy->patient);
     free(serve);
     weft__stage_release(conn);
 }
@@ -185,7 +184,6 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     serve->conn = conn;
     serve->id = id;
     serve->slot = slot;
-    serve->patient = how & WEFT__COPY_PATIENT;
     serve->n = n;
     int status, rc = read_pieces(serve, &r, how & WEFT__COPY_WRITE, &status);
     if (rc || status) {
@@ -202,6 +200,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
                                       .list = serve->list,
                                       .n = n,
                                       .reached = is_reached(serve),
+                                      .patient = how & WEFT__COPY_PATIENT,
                                       .done = serve_done};
     weft__copy_push(conn->ep, &serve->copy);
     return 0;
