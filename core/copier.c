@@ -23,8 +23,9 @@ int weft__copier_open(struct weft__endpoint *ep)
 {
     struct weft__copier *c = &ep->copier;
     c->kernels = weft_config_int("WEFT_GPU_KERNELS");
-    c->slot_bytes = (uint64_t)weft_config_int("WEFT_STAGE_CHUNK");
-    c->nslots = (int)(weft_config_int("WEFT_STAGE_SLOTS") * weft_config_int("WEFT_LANES"));
+    c->slot_bytes = (uint64_t)weft_config_int("WEFT_STAGE_CHUNK") / WEFT__STAGE_SLOTS;
+    c->nslots = (int)(weft_config_int("WEFT_STAGE_SLOTS") * weft_config_int("WEFT_LANES")) *
+                WEFT__STAGE_SLOTS;
     if (c->nslots > WEFT__MAX_SLOTS)
         c->nslots = WEFT__MAX_SLOTS;
     c->queue_tail = &c->queue;

@@ -46,7 +46,7 @@ struct weft__chore {
     void (*done)(struct weft__endpoint *ep, struct weft__chore *chore); /* endpoint lock held */
 };
 
-/* Pinned memory of the host, known to all nics: WEFT_STAGE_SLOTS slots of WEFT_STAGE_CHUNK bytes. */
+/* Pinned memory of the host, known to all nics: slots, WEFT__STAGE_SLOTS of them for each piece of WEFT_STAGE_CHUNK bytes. */
 struct weft__area {
     struct weft__area *next;
     uint8_t *addr;

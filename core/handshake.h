@@ -13,7 +13,7 @@ struct weft__boot;
 #define WEFT__WINDOW_LEAST 65536
 
 /* Version of what follows, and of the proofs. */
-#define WEFT__BOOT_VERSION 4
+#define WEFT__BOOT_VERSION 5
 #define WEFT__FRAME_HEAD 12
 #define WEFT__FRAME_MAX 32768 /* an address of each of WEFT__MAX_LINKS links */
 

@@ -16,7 +16,8 @@
 
 static uint8_t *near_addr(const struct weft__lot *lot)
 {
-    return lot->conn->stage.near->addr + (uint64_t)lot->near * lot->conn->ep->copier.slot_bytes;
+    return lot->conn->stage.near->addr +
+           (uint64_t)lot->near.first * lot->conn->ep->copier.slot_bytes;
 }
 
 static void moved(struct weft__op *inner);
@@ -26,8 +27,8 @@ void weft__lot_end(struct weft__lot *lot, int status, const char *why)
     struct weft__conn *conn = lot->conn;
     struct weft__op *op = lot->op;
     weft_list_remove(&lot->in_conn);
-    weft__slot_give(&conn->stage.near_used, &lot->near);
-    weft__slot_give(&conn->stage.far_used, &lot->far);
+    weft__slots_give(&conn->stage.near_used, &lot->near, 0);
+    weft__slots_give(&conn->stage.far_used, &lot->far, 0);
     if (lot->import)
         weft__ipc_leave(conn, lot->import, lot->turn);
     if (lot->import && op && !status)
@@ -46,7 +47,7 @@ void weft__lot_end(struct weft__lot *lot, int status, const char *why)
     weft__stage_rest(conn);
 }
 
-/* Between the slot and the places of its pieces. */
+/* Between its slots and the places of its pieces. */
 static void copy_begin(struct weft__lot *lot)
 {
     uint8_t *at = near_addr(lot);
@@ -66,11 +67,11 @@ static void copy_begin(struct weft__lot *lot)
     weft__copy_push(lot->conn->ep, &lot->copy);
 }
 
-/* Point a piece at a slot of the peer. */
+/* Point a piece at its slots of the peer. */
 static void to_far(const struct weft__lot *lot, struct weft__piece *piece, uint64_t offset)
 {
     const struct weft__stage *s = &lot->conn->stage;
-    piece->raddr = s->far.addr + (uint64_t)lot->far * s->far_bytes + offset;
+    piece->raddr = s->far.addr + (uint64_t)lot->far.first * s->far_bytes + offset;
     piece->rkey = s->far.key;
     memcpy(piece->rkeys, s->far.keys, sizeof piece->rkeys);
 }
@@ -79,7 +80,7 @@ static void to_far(const struct weft__lot *lot, struct weft__piece *piece, uint6
 static size_t inner_pieces(const struct weft__lot *lot, struct weft__piece *out)
 {
     uint64_t offset = 0;
-    if (lot->near >= 0 && lot->far >= 0) {
+    if (lot->near.n && lot->far.n) {
         *out = (struct weft__piece){
             .addr = near_addr(lot), .len = lot->bytes, .reg = lot->conn->stage.near->reg};
         to_far(lot, out, 0);
@@ -87,11 +88,11 @@ static size_t inner_pieces(const struct weft__lot *lot, struct weft__piece *out)
     }
     for (size_t i = 0; i < lot->n; offset += lot->parts[i].len, i++) {
         out[i] = lot->parts[i];
-        if (lot->near >= 0) {
+        if (lot->near.n) {
             out[i].addr = near_addr(lot) + offset;
             out[i].reg = lot->conn->stage.near->reg;
         }
-        if (lot->far >= 0)
+        if (lot->far.n)
             to_far(lot, &out[i], offset);
     }
     return lot->n;
@@ -100,7 +101,7 @@ static size_t inner_pieces(const struct weft__lot *lot, struct weft__piece *out)
 static void move(struct weft__lot *lot)
 {
     struct weft__conn *conn = lot->conn;
-    size_t n = lot->near >= 0 && lot->far >= 0 ? 1 : lot->n;
+    size_t n = lot->near.n && lot->far.n ? 1 : lot->n;
     struct weft__op *inner = weft__op_new(conn, lot->write ? WEFT__OP_WRITE : WEFT__OP_READ);
     struct weft__piece *pieces = !inner ? NULL : n > 1 ? malloc(n * sizeof *pieces) : &inner->one;
     if (!pieces) {
@@ -120,7 +121,7 @@ static void move(struct weft__lot *lot)
     weft__stripe_start(conn, inner);
 }
 
-/* Ask the peer to copy between its slot and the places of the pieces. */
+/* Ask the peer to copy between its slots and the places of the pieces. */
 static void ask(struct weft__lot *lot)
 {
     uint8_t body[8 + 24 * WEFT__LOT_PIECES];
@@ -130,7 +131,7 @@ static void ask(struct weft__lot *lot)
     weft__put_u32(&w, lot->id);
     weft__put_u8(&w,
                  (lot->write ? WEFT__COPY_WRITE : 0) | (head.patient ? WEFT__COPY_PATIENT : 0));
-    weft__put_u8(&w, (uint8_t)lot->far);
+    weft__put_u8(&w, (uint8_t)lot->far.first);
     weft__put_u16(&w, (uint16_t)lot->n);
     for (size_t i = 0; i < lot->n; i++) {
         weft__put_u64(&w, lot->parts[i].raddr);
@@ -171,15 +172,15 @@ static void moved(struct weft__op *inner)
     struct weft__lot *lot = inner->lot;
     struct weft__conn *conn = lot->conn;
     lot->inner = NULL;
-    bool last = lot->write ? lot->far < 0 : lot->near < 0;
+    bool last = lot->write ? !lot->far.n : !lot->near.n;
     if (last && !inner->status) {
         weft__lot_end(lot, 0, NULL);
     } else if (!over(lot, inner->status, inner->text)) {
         if (!lot->write) {
-            weft__slot_give(&conn->stage.far_used, &lot->far);
+            weft__slots_give(&conn->stage.far_used, &lot->far, 0);
             copy_begin(lot);
         } else {
-            weft__slot_give(&conn->stage.near_used, &lot->near);
+            weft__slots_give(&conn->stage.near_used, &lot->near, 0);
             ask(lot);
         }
         weft__stage_fill(conn);
@@ -213,9 +214,9 @@ void weft__lot_begin(struct weft__lot *lot)
 {
     if (lot->import)
         weft__copy_push(lot->conn->ep, &lot->copy);
-    else if (lot->write && lot->near >= 0)
+    else if (lot->write && lot->near.n)
         copy_begin(lot);
-    else if (!lot->write && lot->far >= 0)
+    else if (!lot->write && lot->far.n)
         ask(lot);
     else
         move(lot);

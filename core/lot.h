@@ -2,8 +2,8 @@
 /*
  * A part of a transfer that a nic does not reach at one end, or at both.
  *
- * Where the memory of this end is staged, a lot has a slot of an area of our own ("near"); where the peer's is, one of an
- * area of the peer's ("far"), which this end alone gives out. A lot goes
+ * Where the memory of this end is staged, a lot has slots, side by side, of an area of our own ("near"); where the peer's is, some
+ * of an area of the peer's ("far"), which this end alone gives out. A lot goes
  *
  *     WRITE   GPU -copy-> near -WRITE-> far, then the peer is asked (COPY) to copy it to its place
  *     READ    the peer is asked to copy to far -READ-> near -copy-> GPU
@@ -25,6 +25,11 @@
 #include "op.h"
 #include "weft/list.h"
 
+/* Of an area, side by side; none. */
+struct weft__slots {
+    int first, n;
+};
+
 struct weft__lot {
     struct weft_list in_conn; /* stage->lots */
     struct weft__conn *conn;
@@ -34,7 +39,7 @@ struct weft__lot {
     struct weft_gpu_copy *list; /* n */
     uint64_t bytes;
     uint32_t id;
-    int near, far;               /* slots; -1: none */
+    struct weft__slots near, far;
     struct weft__import *import; /* copied straight from or to it, in this turn; else NULL */
     uint32_t turn;
     bool write, asked, canceled;
@@ -50,22 +55,31 @@ void weft__lot_begin(struct weft__lot *lot);
 void weft__lot_copied(struct weft__copy *copy, int status, const char *why);
 /* Frees it; the op may end. */
 void weft__lot_end(struct weft__lot *lot, int status, const char *why);
-/* The lowest bit that is not set of so many, which is set then; or -1. */
-static inline int weft__slot_take(uint64_t *used, int n)
+/* Slots as bits of a word. */
+static inline uint64_t weft__slots_bits(int first, int n)
 {
-    int slot = *used == UINT64_MAX ? 64 : __builtin_ctzll(~*used);
-    if (slot >= n)
-        return -1;
-    *used |= UINT64_C(1) << slot;
-    return slot;
+    return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
 }
 
-/* It is none then. */
-static inline void weft__slot_give(uint64_t *used, int *slot)
+/* The lowest n of `all` that are free and lie side by side: in use then; none: there are no such. */
+static inline struct weft__slots weft__slots_take(uint64_t *used, int all, int n)
 {
-    if (*slot >= 0)
-        *used &= ~(UINT64_C(1) << *slot);
-    *slot = -1;
+    for (int first = 0; n > 0 && first + n <= all; first++) {
+        uint64_t bits = weft__slots_bits(first, n);
+        if (*used & bits)
+            continue;
+        *used |= bits;
+        return (struct weft__slots){first, n};
+    }
+    return (struct weft__slots){0, 0};
+}
+
+/* But for the first `keep`. */
+static inline void weft__slots_give(uint64_t *used, struct weft__slots *slots, int keep)
+{
+    if (slots->n > keep)
+        *used &= ~weft__slots_bits(slots->first + keep, slots->n - keep);
+    slots->n = slots->n < keep ? slots->n : keep;
 }
 
 /* stage.c: another conn may need our slots more. */

@@ -87,6 +87,7 @@ struct weft__op {
     struct weft__piece *pieces; /* pieces == &one, or allocated */
     size_t npieces, next_piece;
     uint64_t next_offset;
+    uint64_t cut;            /* of a staged one: bytes that are in lots, or were */
     void *notify;            /* copy, sent after the data */
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;

@@ -112,18 +112,6 @@ static bool same_path(const struct path *a, const struct path *b)
             a->mapped.reached == b->mapped.reached);
 }
 
-static uint64_t room_of(const struct weft__conn *conn, const struct path *path)
-{
-    uint64_t room = UINT64_MAX;
-    if (path->way == WEFT__IPC_THERE)
-        return MAPPED_MOST;
-    if (path->near)
-        room = conn->ep->copier.slot_bytes;
-    if (path->far && conn->stage.far_bytes < room)
-        room = conn->stage.far_bytes;
-    return room;
-}
-
 /* The next part of an op into the lot. */
 static void take(struct weft__lot *lot, struct weft__op *op, const struct path *path,
                  uint64_t room)
@@ -145,6 +133,7 @@ static void take(struct weft__lot *lot, struct weft__op *op, const struct path *
     lot->n++;
     lot->bytes += n;
     op->next_offset += n;
+    op->cut += n;
 }
 
 /* Of so many pieces at most. */
@@ -158,16 +147,16 @@ static struct weft__lot *lot_new(struct weft__conn *conn, const struct path *pat
         lot = malloc(sizeof *lot + most * (sizeof *lot->parts + sizeof *lot->list));
     if (!lot)
         return NULL;
-    *lot = (struct weft__lot){.conn = conn, .near = -1, .far = -1};
+    *lot = (struct weft__lot){.conn = conn};
     lot->list = (struct weft_gpu_copy *)(void *)&lot->parts[mapped ? 0 : most];
     return lot;
 }
 
-/* The pieces of a lot go the same way, by the same GPU, and fit a slot if they need one. */
-static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const struct path *path)
+/* The pieces of a lot go the same way, by the same GPU, and are no more than `room` bytes. */
+static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const struct path *path,
+                             uint64_t room)
 {
     size_t most = op->npieces - op->next_piece;
-    uint64_t room = room_of(conn, path);
     most = most < WEFT__LOT_PIECES ? most : WEFT__LOT_PIECES;
     struct weft__lot *lot = lot_new(conn, path, most);
     if (!lot)
@@ -205,7 +194,7 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
     uint32_t turn;
     if (!weft__ipc_enter(conn, path->mapped.import, &turn))
         return false;
-    struct weft__lot *lot = cut(conn, op, path);
+    struct weft__lot *lot = cut(conn, op, path, MAPPED_MOST);
     if (!lot) {
         weft__ipc_leave(conn, path->mapped.import, turn);
         no_memory(op);
@@ -222,11 +211,72 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
     return true;
 }
 
+/* --- slots for a lot --------------------------------------------------------------------------- */
+
+struct places {
+    struct weft__slots near, far;
+    uint64_t room; /* bytes that fit both */
+};
+
+static int slots_of(uint64_t bytes, uint64_t slot_bytes)
+{
+    return (int)((bytes + slot_bytes - 1) / slot_bytes);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* In whole slots half of what is left, so that the last ones are short: their copy has nothing to hide behind. */
+static uint64_t wanted(const struct weft__conn *conn, const struct weft__op *op,
+                       const struct path *path)
+{
+    uint64_t slot = path->near ? conn->ep->copier.slot_bytes : conn->stage.far_bytes;
+    if (path->near && path->far)
+        slot = least(slot, conn->stage.far_bytes);
+    uint64_t half = (op->total - op->cut) / 2, n = (half + slot - 1) / slot;
+    return least(n ? n : 1, WEFT__STAGE_SLOTS) * slot;
+}
+
+static void give_back(struct weft__conn *conn, struct places *at, uint64_t bytes)
+{
+    struct weft__stage *s = &conn->stage;
+    if (at->near.n)
+        weft__slots_give(&s->near_used, &at->near, slots_of(bytes, conn->ep->copier.slot_bytes));
+    if (at->far.n)
+        weft__slots_give(&s->far_used, &at->far, slots_of(bytes, s->far_bytes));
+}
+
+/* For so many bytes, or less if there are no such. False: there are none. */
+static bool find_places(struct weft__conn *conn, const struct path *path, uint64_t bytes,
+                        struct places *at)
+{
+    struct weft__stage *s = &conn->stage;
+    const struct weft__copier *c = &conn->ep->copier;
+    *at = (struct places){.room = UINT64_MAX};
+    if (path->near) {
+        int n = slots_of(bytes, c->slot_bytes);
+        while (n > 0 && !(at->near = weft__slots_take(&s->near_used, c->nslots, n)).n)
+            n /= 2;
+        at->room = (uint64_t)n * c->slot_bytes;
+    }
+    if (path->far && at->room) {
+        int n = slots_of(least(bytes, at->room), s->far_bytes);
+        while (n > 0 && !(at->far = weft__slots_take(&s->far_used, s->far_slots, n)).n)
+            n /= 2;
+        at->room = least(at->room, (uint64_t)n * s->far_bytes);
+    }
+    if (!at->room)
+        give_back(conn, at, 0);
+    return at->room;
+}
+
 /* The next lot of the first op. False: it has to wait. */
 static bool next(struct weft__conn *conn, struct weft__op *op)
 {
-    struct weft__stage *s = &conn->stage;
     struct path path;
+    struct places at;
     path_of(conn, op, &path);
     bool near = path.near, far = path.far;
     if (path.way == WEFT__IPC_THERE)
@@ -234,19 +284,17 @@ static bool next(struct weft__conn *conn, struct weft__op *op)
     if (path.way == WEFT__IPC_WAIT || (far && !have_far(conn)) || conn->state != WEFT_CONN_UP ||
         (near && !have_near(conn)))
         return false;
-    int far_slot = far ? weft__slot_take(&s->far_used, s->far_slots) : -1;
-    int near_slot = near ? weft__slot_take(&s->near_used, conn->ep->copier.nslots) : -1;
-    bool room = !(far && far_slot < 0) && !(near && near_slot < 0);
-    struct weft__lot *lot = room ? cut(conn, op, &path) : NULL;
+    uint64_t bytes = near || far ? wanted(conn, op, &path) : UINT64_MAX;
+    if (!find_places(conn, &path, bytes, &at))
+        return false;
+    struct weft__lot *lot = cut(conn, op, &path, least(at.room, bytes));
+    give_back(conn, &at, lot ? lot->bytes : 0);
     if (!lot) {
-        weft__slot_give(&s->far_used, &far_slot);
-        weft__slot_give(&s->near_used, &near_slot);
-        if (room)
-            no_memory(op);
-        return room;
+        no_memory(op);
+        return true;
     }
-    lot->near = near_slot;
-    lot->far = far_slot;
+    lot->near = at.near;
+    lot->far = at.far;
     add_lot(op, lot);
     return true;
 }

@@ -22,6 +22,8 @@ struct weft__reg;
 #define WEFT__LOT_PIECES 128
 /* The messages of an operation of so many bytes need not hurry: a transfer of the host's memory, as long, does not either. */
 #define WEFT__STAGE_LONG (64 * 1024)
+/* A piece of WEFT_STAGE_CHUNK is so many slots of an area, side by side; a shorter one is fewer. */
+#define WEFT__STAGE_SLOTS 4
 /* How a COPY goes, as bits. */
 #define WEFT__COPY_WRITE 1u   /* from the slot */
 #define WEFT__COPY_PATIENT 2u /* its answer need not hurry */

@@ -3,7 +3,7 @@
  * What this end of a conn copies for its peer: between slots of an area that the peer fills and empties, and memory
  * that peers may name by a key. And what it adds for the peer there.
  *
- * A peer has one area, asks for one copy at a time of each slot, and for WEFT__WINDOW additions at most: what it costs is
+ * A peer has one area, asks for one copy at a time of each slot of it, and for WEFT__WINDOW additions at most: what it costs is
  * bounded. Keys, bounds and access are checked here, as a nic would.
  *
  * The endpoint lock is held in every function here.
@@ -11,6 +11,7 @@
 #include "conn.h"
 #include "copier.h"
 #include "endpoint.h"
+#include "lot.h"
 #include "mem.h"
 #include "msg.h"
 #include "progress.h"
@@ -88,7 +89,7 @@ struct serve {
     struct weft__copy copy;
     struct weft__conn *conn;
     uint32_t id;
-    int slot;
+    struct weft__slots slots;
     size_t n;
     struct weft_gpu_copy list[WEFT__LOT_PIECES];
     struct weft__reg *regs[WEFT__LOT_PIECES];
@@ -114,7 +115,7 @@ static void serve_done(struct weft__copy *copy, int status, const char *why)
     conn->stage.told |= status != 0;
     for (size_t i = 0; i < serve->n; i++)
         weft__reg_served(serve->regs[i]);
-    conn->stage.landing_used &= ~(UINT64_C(1) << serve->slot);
+    weft__slots_give(&conn->stage.landing_used, &serve->slots, 0);
     answer(conn, serve->id, status, copy->patient);
     free(serve);
     weft__stage_release(conn);
@@ -137,8 +138,10 @@ static int look_up(struct weft__conn *conn, uint64_t addr, uint64_t key, uint64_
 static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, int *status)
 {
     struct weft__conn *conn = serve->conn;
-    uint64_t bytes = conn->ep->copier.slot_bytes;
-    uint8_t *slot = conn->stage.landing->addr + (uint64_t)serve->slot * bytes;
+    const struct weft__copier *copier = &conn->ep->copier;
+    int first = serve->slots.first;
+    uint64_t bytes = copier->slot_bytes * (uint64_t)(copier->nslots - first), most = bytes;
+    uint8_t *slot = conn->stage.landing->addr + copier->slot_bytes * (uint64_t)first;
     *status = 0;
     for (size_t i = 0, n = serve->n; i < n; i++) {
         uint64_t addr = weft__get_u64(r), key = weft__get_u64(r), len = weft__get_u64(r);
@@ -153,11 +156,13 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
         slot += len;
         bytes -= len;
     }
-    return r->at == r->end ? 0 : WEFT_EPROTO;
+    serve->slots.n = (int)((most - bytes + copier->slot_bytes - 1) / copier->slot_bytes);
+    bool free = !(conn->stage.landing_used & weft__slots_bits(first, serve->slots.n));
+    return r->at == r->end && free ? 0 : WEFT_EPROTO;
 }
 
-/* u32 id, u8 WEFT__COPY_*, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie in the slot one behind the
- * other. */
+/* u32 id, u8 WEFT__COPY_*, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie one behind the other from this
+ * slot on. */
 static bool is_reached(const struct serve *serve)
 {
     for (size_t i = 0; i < serve->n; i++)
@@ -174,7 +179,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     uint8_t how = weft__get_u8(&r), slot = weft__get_u8(&r);
     uint16_t n = weft__get_u16(&r);
     if (r.bad || how & ~(WEFT__COPY_WRITE | WEFT__COPY_PATIENT) || !n || n > WEFT__LOT_PIECES ||
-        !s->landing || slot >= conn->ep->copier.nslots || s->landing_used >> slot & 1)
+        !s->landing || slot >= conn->ep->copier.nslots)
         return WEFT_EPROTO;
     struct serve *serve = malloc(sizeof *serve);
     if (!serve) {
@@ -183,7 +188,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     }
     serve->conn = conn;
     serve->id = id;
-    serve->slot = slot;
+    serve->slots.first = slot;
     serve->n = n;
     int status, rc = read_pieces(serve, &r, how & WEFT__COPY_WRITE, &status);
     if (rc || status) {
@@ -194,7 +199,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
     }
     for (size_t i = 0; i < n; i++)
         weft__reg_serve(serve->regs[i]);
-    s->landing_used |= UINT64_C(1) << slot;
+    s->landing_used |= weft__slots_bits(slot, serve->slots.n);
     weft__stage_hold(conn);
     serve->copy = (struct weft__copy){.ordinal = serve->regs[0]->ordinal,
                                       .list = serve->list,

@@ -5,7 +5,7 @@
  *
  *     H = lambda key, data: hmac.new(key, data, hashlib.sha256).digest()
  *     key = H(b'weft shared secret 1'.ljust(32, b'\0'), secret)
- *     said = lambda label: label.ljust(16, b'\0') + struct.pack('<H', 4) + nonces + uuid
+ *     said = lambda label: label.ljust(16, b'\0') + struct.pack('<H', 5) + nonces + uuid
  *     H(key, said(b'weft active')), H(key, said(b'weft passive')),
  *     session = H(key, said(b'weft session'))
  *     H(H(H(session, said(b'weft to passive')), struct.pack('<Q', n)), frame)
@@ -53,9 +53,9 @@ static void proofs(void **state)
     uint8_t mac[WEFT_MAC];
     check_hex(ep.auth_key, "d02e0928a05c719dac073e947cd7fe50d755f429f4eac885d321cdae5dd5c197");
     WEFT_OK(weft__auth_proof(ep.auth_key, &said, WEFT_ROLE_ACTIVE, mac));
-    check_hex(mac, "85ea17350ee97567bce6df861466c4a4975a013911ceeff42295b047d12c8e09");
+    check_hex(mac, "ac4f14607900b0bdcf2b2e72368b636c7f87a8c3d4a7b4018b1126a025164013");
     WEFT_OK(weft__auth_proof(ep.auth_key, &said, WEFT_ROLE_PASSIVE, mac));
-    check_hex(mac, "5c0c90ff3b90cca920cf1384b5fd0c4c3735256ae3ee5cd41df6be47d7c11e48");
+    check_hex(mac, "e7f3d27dc9bc55bc004aa4652710c4dc8eb47a80fd8b7bd1490e5e21d009f649");
 }
 
 /* Whatever differs, the proof does. */
@@ -79,22 +79,22 @@ static void frames(void **state)
 {
     (void)state;
     static const char *const hex[3][2] = {
-        {"11446427097b97a57df06bc00d2bc7e750193d9597698b04d34b60ad9691bd40",
-         "915358cce8acfa661e54d80540336b5346554e198db575f194b1c5669dd3c726"},
-        {"8e5bedd9f9613cb7658eebbbb814e1761daca3d6466ef1bd4d17f47db4bdab13",
-         "b88d26f292a6589b5d3846b7095287cf8970a818ca01ec527fa2cf982125e271"},
-        {"aa9560c0776b0832eae7f58515cc4667b92e03c6b1cb627f11c63448c1354198",
-         "4748ce4e6a86f1731783848cfb1a0057ba668aff393502e4631a543188eba422"}};
+        {"b2feaa69e282a837cddfdec17dbc88503cd4227432facc065d3d0ceb4f5981ee",
+         "0301144c91a861732ce1aa01bb19712b718b766cbbe7e67ad02848cc2da4e45c"},
+        {"50863e4d68c576a6b508b29c51315bebcdee2f7caf694f7a4d2d8e9723f50d54",
+         "e0d6a4497d97a37f9818756a3aaee02a59e84f7ca7e67b497aeb9f1af24e6569"},
+        {"5e4748bd9a33c3635233b834dc715c653a4904fd39be4735267eee996a4f5870",
+         "e6d5f5188317ed1f10953dee4c6e4353c175b512f720474a800209415d5fc842"}};
     uint8_t mac[WEFT_MAC];
     WEFT_OK(weft__auth_seal(ep.auth_key, &said));
-    check_hex(said.session, "a3df3f517191656984452981f3232e2340616efee1f359097ae9938f49f94737");
+    check_hex(said.session, "a4cec8cc32c81444897e00c4d4ccf1d9be612c5ca2a395d84c390080104f20de");
     for (int n = 0; n < 3; n++)
         for (int from = 0; from < 2; from++) {
             WEFT_OK(weft__auth_sign(&said, (enum weft_role)from, "a frame", 7, mac));
             check_hex(mac, hex[n][from]);
         }
     WEFT_OK(weft__auth_link_key(&said, "tcp", 1, 0, mac));
-    check_hex(mac, "f56b16b5d0041700154c3a8f51cc77bfdfe8a94062f32c75a8c0e490db30ae8d");
+    check_hex(mac, "95be8d17ecc4af56cee40f43ff1b6aacf1d21c10affa437fac50bcee7fb9cc2f");
 }
 
 /* A frame counts once, in its own direction, in its turn, and whole. */

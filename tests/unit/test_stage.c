@@ -517,18 +517,22 @@ static void unchanged(struct liar *l)
     assert_true(test_differs(l->t.far.at, LEN, 5, 0) < 0);
 }
 
+/* Of 16 slots, as it is when nothing is set. */
+#define AREA ((size_t)8 << 20)
+
 static void copies_that_make_no_sense(void **state)
 {
     static const struct copy bad[] = {
         {.write = 4, .n = 1, .len = 8},
         {.write = 255, .n = 1, .len = 8},
-        {.write = 1, .n = 1, .len = 8, .slot = 8},
+        {.write = 1, .n = 1, .len = 8, .slot = 16},
         {.write = 1, .n = 1, .len = 8, .slot = 255},
         {.write = 1, .n = 0, .len = 8},
         {.write = 1, .n = WEFT__LOT_PIECES + 1, .len = 8},
         {.write = 1, .n = 1, .len = 0},
-        {.write = 1, .n = 1, .len = (512 << 10) + 1},
-        {.write = 1, .n = 2, .len = 300 << 10, .step = 300 << 10},
+        {.write = 1, .n = 1, .len = AREA + 1},
+        {.write = 1, .n = 1, .len = AREA / 16 + 1, .slot = 15},
+        {.write = 1, .n = 2, .len = AREA / 2 + 1, .step = 1000},
         {.write = 1, .n = 2, .len = UINT64_MAX},
         {.write = 1, .n = 1, .len = 8, .cut = 1},
         {.write = 1, .n = 2, .len = 8, .cut = 24},
@@ -572,12 +576,39 @@ static void an_area_with_a_body(void **state)
 
 static void a_slot_that_is_in_use(void **state)
 {
+    /* a copy takes as many slots as its bytes need; {first, bytes} of two */
+    static const size_t pairs[][4] = {
+        {3, 8, 3, 8}, {2, AREA / 16 + 1, 3, 8}, {3, 8, 2, AREA / 16 + 1}, {0, LEN, 1, 8}};
+    struct liar *l = *state;
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        driver("delay=1000000");
+        get_area(l);
+        for (size_t j = 0; j < 4; j += 2)
+            say_copy(l, (struct copy){.n = 1,
+                                      .len = pairs[i][j + 1],
+                                      .slot = (unsigned)pairs[i][j],
+                                      .key = l->key});
+        goes_down(l);
+        driver("");
+        bare_close(&l->peer);
+        bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
+        WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
+    }
+}
+
+/* Slots that lie side by side. */
+static void slots_beside_those_in_use(void **state)
+{
     struct liar *l = *state;
     driver("delay=1000000");
     get_area(l);
-    for (int i = 0; i < 2; i++)
-        say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 3, .key = l->key});
-    goes_down(l);
+    say_copy(l, (struct copy){.n = 1, .len = AREA / 16, .slot = 3, .key = l->key});
+    say_copy(l, (struct copy){.n = 1, .len = AREA / 16, .slot = 2, .key = l->key});
+    say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 4, .key = l->key});
+    test_sleep_ms(30);
+    struct weft_conn_info info;
+    WEFT_OK(weft_conn_info(l->conn, &info));
+    assert_int_equal(info.state, WEFT_CONN_UP);
     driver("");
 }
 
@@ -661,6 +692,30 @@ static void steps_of_what_is_long_are_patient(void **state)
     two_close(&t);
 }
 
+static uint64_t posted(weft_conn_t conn)
+{
+    struct weft_conn_stats stats;
+    WEFT_OK(weft_conn_stats(conn, &stats));
+    return stats.cmds_posted;
+}
+
+/* Of 512 KiB slots: 3, 2 and 1 for 3 MiB, 1 for what is no more. Each is a command, and a message that asks for a copy. */
+static void long_ones_have_long_pieces(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "", 0, 0);
+    works(&t);
+    uint64_t before = posted(t.conn);
+    assert_int_equal(weft_write(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
+    assert_int_equal(posted(t.conn), before + 6);
+    assert_int_equal(weft_read(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
+    assert_int_equal(posted(t.conn), before + 12);
+    assert_int_equal(weft_write(t.conn, t.near.at, AREA / 16, &t.remote, 0, T), AREA / 16);
+    assert_int_equal(posted(t.conn), before + 14);
+    two_close(&t);
+}
+
 #define LIAR(test) cmocka_unit_test_setup_teardown(test, liar_setup, liar_teardown)
 
 int main(void)
@@ -680,12 +735,14 @@ int main(void)
         cmocka_unit_test(additions_from_all_sides),
     };
     const struct CMUnitTest of_tcp[] = {
+        cmocka_unit_test(long_ones_have_long_pieces),
         cmocka_unit_test(steps_of_what_is_long_are_patient),
         LIAR(copies_that_make_no_sense),
         LIAR(a_copy_without_an_area),
         LIAR(two_areas),
         LIAR(an_area_with_a_body),
         LIAR(a_slot_that_is_in_use),
+        LIAR(slots_beside_those_in_use),
         LIAR(answers_that_nobody_waits_for),
         LIAR(keys_and_bounds_are_checked),
     };
