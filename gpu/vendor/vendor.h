@@ -91,8 +91,12 @@ struct vendor {
 
 enum { VENDOR_COPY, VENDOR_KERNELS };
 
-/* Streams for copies that are not waited for: as many as the engines that copy one way or the other. */
-#define VENDOR_WAYS 4
+/* Streams for copies that are not waited for: as many as the engines that copy one way or the other; and others for what is
+ * short, which would wait for all that is on its stream. */
+#define VENDOR_LONG_WAYS 4
+#define VENDOR_BRIEF_WAYS 4
+#define VENDOR_WAYS (VENDOR_LONG_WAYS + VENDOR_BRIEF_WAYS)
+#define VENDOR_BRIEF ((uint64_t)64 << 10) /* bytes of all copies of a job that is short */
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
 #define VENDOR_ASK 16
 
@@ -131,7 +135,7 @@ struct vendor_gpu {
     struct vendor_word *words;        /* of each way. NULL: events tell of the end of copies */
     void *words_page;                 /* what they are in; NULL: there is none */
     uintptr_t words_at;               /* where the device has them */
-    unsigned way;                     /* the next one */
+    unsigned way, brief_way;          /* the next ones */
     struct weft_gpu_job *idle, *jobs; /* all */
 };
 

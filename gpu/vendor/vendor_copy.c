@@ -114,6 +114,17 @@ static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n
     return 0;
 }
 
+/* In turn, among those for such. The gpu's lock held. */
+static int pick_way(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n)
+{
+    uint64_t bytes = 0;
+    for (int i = 0; i < n && bytes < VENDOR_BRIEF; i++)
+        bytes += list[i].len;
+    if (bytes < VENDOR_BRIEF)
+        return VENDOR_LONG_WAYS + (int)(gpu->brief_way++ % VENDOR_BRIEF_WAYS);
+    return (int)(gpu->way++ % VENDOR_LONG_WAYS);
+}
+
 int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,
                       uint32_t flags, struct weft_gpu_job **out)
 {
@@ -125,7 +136,7 @@ int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, i
     rc = get(gpu, !gpu->words, &job);
     if (rc == 0) {
         pthread_mutex_lock(&gpu->lock);
-        job->way = (int)(gpu->way++ % VENDOR_WAYS);
+        job->way = pick_way(gpu, list, n);
         rc = start(gpu, list, n, flags, job);
         pthread_mutex_unlock(&gpu->lock);
         if (rc)
