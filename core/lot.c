@@ -27,6 +27,7 @@ void weft__lot_end(struct weft__lot *lot, int status, const char *why)
     struct weft__conn *conn = lot->conn;
     struct weft__op *op = lot->op;
     weft_list_remove(&lot->in_conn);
+    conn->stage.nlots--;
     weft__slots_give(&conn->stage.near_used, &lot->near, 0);
     weft__slots_give(&conn->stage.far_used, &lot->far, 0);
     if (lot->import)

@@ -23,6 +23,7 @@
 
 #include "copier.h"
 #include "op.h"
+#include "stage.h"
 #include "weft/list.h"
 
 /* Of an area, side by side; none. */
@@ -61,15 +62,27 @@ static inline uint64_t weft__slots_bits(int first, int n)
     return (n == 64 ? UINT64_MAX : (UINT64_C(1) << n) - 1) << first;
 }
 
-/* The lowest n of `all` that are free and lie side by side: in use then; none: there are no such. */
-static inline struct weft__slots weft__slots_take(uint64_t *used, int all, int n)
+/* The largest power of two that is no more. */
+static inline int weft__slots_power(int n)
 {
-    for (int first = 0; n > 0 && first + n <= all; first++) {
-        uint64_t bits = weft__slots_bits(first, n);
+    return n < 1 ? 0 : 1 << (31 - __builtin_clz((unsigned)n));
+}
+
+/*
+ * Of those from `from` up to `upto`, n that are free; none: there are no such. n is a power of two from 1 on, and they begin at a multiple of it,
+ * so that what has ended makes room for as long a piece. The longest are taken from below, others from above.
+ */
+static inline struct weft__slots weft__slots_take(uint64_t *used, int from, int upto, int n)
+{
+    bool below = n == WEFT__STAGE_SLOTS;
+    int first = (from + n - 1) / n * n, last = upto / n * n - n;
+    for (int i = 0; first + i * n <= last; i++) {
+        int at = below ? first + i * n : last - i * n;
+        uint64_t bits = weft__slots_bits(at, n);
         if (*used & bits)
             continue;
         *used |= bits;
-        return (struct weft__slots){first, n};
+        return (struct weft__slots){at, n};
     }
     return (struct weft__slots){0, 0};
 }

@@ -63,11 +63,26 @@ static bool have_far(struct weft__conn *conn)
     return s->far_state == WEFT__FAR_THERE;
 }
 
+static bool is_brief(const struct weft__op *op)
+{
+    return op->total < WEFT__STAGE_LONG;
+}
+
+static struct weft__opq *queue_of(struct weft__op *op)
+{
+    return is_brief(op) ? &op->conn->stage.brief : &op->conn->stage.ops;
+}
+
+static bool any_waits(const struct weft__stage *s)
+{
+    return s->ops.head || s->brief.head;
+}
+
 /* Another conn may need it more. */
 void weft__stage_rest(struct weft__conn *conn)
 {
     struct weft__stage *s = &conn->stage;
-    if (s->near && !s->near_used && !s->ops.head) {
+    if (s->near && !s->near_used && !any_waits(s)) {
         weft__area_put(conn->ep, s->near);
         s->near = NULL;
     }
@@ -180,6 +195,7 @@ static void add_lot(struct weft__op *op, struct weft__lot *lot)
 {
     op->pending++;
     weft_list_push(&lot->conn->stage.lots, &lot->in_conn);
+    lot->conn->stage.nlots++;
     weft__lot_begin(lot);
 }
 
@@ -218,25 +234,50 @@ struct places {
     uint64_t room; /* bytes that fit both */
 };
 
-static int slots_of(uint64_t bytes, uint64_t slot_bytes)
-{
-    return (int)((bytes + slot_bytes - 1) / slot_bytes);
-}
-
 static uint64_t least(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-/* In whole slots half of what is left, so that the last ones are short: their copy has nothing to hide behind. */
-static uint64_t wanted(const struct weft__conn *conn, const struct weft__op *op,
-                       const struct path *path)
+/* Up to this one an op may have them. */
+static int slots_upto(const struct weft__op *op, int all)
 {
-    uint64_t slot = path->near ? conn->ep->copier.slot_bytes : conn->stage.far_bytes;
-    if (path->near && path->far)
-        slot = least(slot, conn->stage.far_bytes);
-    uint64_t half = (op->total - op->cut) / 2, n = (half + slot - 1) / slot;
-    return least(n ? n : 1, WEFT__STAGE_SLOTS) * slot;
+    return is_brief(op) || all <= 2 * WEFT__STAGE_SPARE ? all : all - WEFT__STAGE_SPARE;
+}
+
+/* From this one on: short ones leave half to a long one that waits. */
+static int slots_from(const struct weft__op *op, int all)
+{
+    return is_brief(op) && op->conn->stage.ops.head ? all / 2 : 0;
+}
+
+/* Neither waits another op, nor is a lot of another under way. Of those that pend on this one one is who fills. */
+static bool is_alone(const struct weft__op *op)
+{
+    return !op->qnext && op->conn->stage.nlots == op->pending - 1;
+}
+
+/* The next piece of an op, in slots: what is left, but of the only op half of it, so that its last pieces are short: their copy has
+ * nothing to hide behind. */
+static int wanted(const struct weft__op *op, const struct path *path)
+{
+    const struct weft__stage *s = &op->conn->stage;
+    const struct weft__copier *c = &op->conn->ep->copier;
+    uint64_t slot = least(path->near ? c->slot_bytes : UINT64_MAX,
+                          path->far ? s->far_bytes : UINT64_MAX);
+    uint64_t left = op->total - op->cut;
+    uint64_t slots = is_alone(op) ? left / 2 / slot : (left + slot - 1) / slot;
+    int n = (int)least(slots, WEFT__STAGE_SLOTS);
+    if (path->near && n > slots_upto(op, c->nslots))
+        n = slots_upto(op, c->nslots);
+    if (path->far && n > slots_upto(op, s->far_slots))
+        n = slots_upto(op, s->far_slots);
+    return weft__slots_power(n > 1 ? n : 1);
+}
+
+static int slots_of(uint64_t bytes, uint64_t slot_bytes)
+{
+    return (int)((bytes + slot_bytes - 1) / slot_bytes);
 }
 
 static void give_back(struct weft__conn *conn, struct places *at, uint64_t bytes)
@@ -248,31 +289,33 @@ static void give_back(struct weft__conn *conn, struct places *at, uint64_t bytes
         weft__slots_give(&s->far_used, &at->far, slots_of(bytes, s->far_bytes));
 }
 
-/* For so many bytes, or less if there are no such. False: there are none. */
-static bool find_places(struct weft__conn *conn, const struct path *path, uint64_t bytes,
-                        struct places *at)
+/* For the next piece. False: it has to wait for others to end, and is not cut shorter instead: it would stay so for all that
+ * follow. */
+static bool find_places(struct weft__conn *conn, const struct weft__op *op,
+                        const struct path *path, struct places *at)
 {
     struct weft__stage *s = &conn->stage;
     const struct weft__copier *c = &conn->ep->copier;
     *at = (struct places){.room = UINT64_MAX};
+    if (!path->near && !path->far)
+        return true;
+    int n = wanted(op, path);
     if (path->near) {
-        int n = slots_of(bytes, c->slot_bytes);
-        while (n > 0 && !(at->near = weft__slots_take(&s->near_used, c->nslots, n)).n)
-            n /= 2;
-        at->room = (uint64_t)n * c->slot_bytes;
+        at->near = weft__slots_take(&s->near_used, slots_from(op, c->nslots),
+                                    slots_upto(op, c->nslots), n);
+        at->room = (uint64_t)at->near.n * c->slot_bytes;
     }
     if (path->far && at->room) {
-        int n = slots_of(least(bytes, at->room), s->far_bytes);
-        while (n > 0 && !(at->far = weft__slots_take(&s->far_used, s->far_slots, n)).n)
-            n /= 2;
-        at->room = least(at->room, (uint64_t)n * s->far_bytes);
+        at->far = weft__slots_take(&s->far_used, slots_from(op, s->far_slots),
+                                   slots_upto(op, s->far_slots), n);
+        at->room = least(at->room, (uint64_t)at->far.n * s->far_bytes);
     }
     if (!at->room)
         give_back(conn, at, 0);
     return at->room;
 }
 
-/* The next lot of the first op. False: it has to wait. */
+/* The next lot of the op. False: it has to wait. */
 static bool next(struct weft__conn *conn, struct weft__op *op)
 {
     struct path path;
@@ -284,10 +327,9 @@ static bool next(struct weft__conn *conn, struct weft__op *op)
     if (path.way == WEFT__IPC_WAIT || (far && !have_far(conn)) || conn->state != WEFT_CONN_UP ||
         (near && !have_near(conn)))
         return false;
-    uint64_t bytes = near || far ? wanted(conn, op, &path) : UINT64_MAX;
-    if (!find_places(conn, &path, bytes, &at))
+    if (!find_places(conn, op, &path, &at))
         return false;
-    struct weft__lot *lot = cut(conn, op, &path, least(at.room, bytes));
+    struct weft__lot *lot = cut(conn, op, &path, at.room);
     give_back(conn, &at, lot ? lot->bytes : 0);
     if (!lot) {
         no_memory(op);
@@ -307,13 +349,13 @@ static bool any_staged(const struct weft__conn *conn, const struct weft__op *op)
     return false;
 }
 
-void weft__stage_fill(struct weft__conn *conn)
+/* From the first on, until one has to wait. */
+static void fill_from(struct weft__conn *conn, struct weft__opq *queue)
 {
-    struct weft__stage *s = &conn->stage;
     struct weft__op *op;
-    while (conn->state == WEFT_CONN_UP && (op = s->ops.head)) {
+    while (conn->state == WEFT_CONN_UP && (op = queue->head)) {
         if (!op->status && !op->cutting && !any_staged(conn, op)) { /* all that nics reach */
-            weft__opq_remove(&s->ops, op);
+            weft__opq_remove(queue, op);
             weft__stripe_start(conn, op);
             continue;
         }
@@ -321,10 +363,18 @@ void weft__stage_fill(struct weft__conn *conn)
         op->pending++; /* one hold: a lot may end at once, and the op with it */
         bool goes_on = op->status || exhausted(op) || next(conn, op);
         if ((op->status || exhausted(op)) && op->where == WEFT__AT_STAGED)
-            weft__opq_remove(&s->ops, op);
+            weft__opq_remove(queue, op);
         weft__op_unpend(op);
         if (!goes_on)
             return;
+    }
+}
+
+void weft__stage_fill(struct weft__conn *conn)
+{
+    if (any_waits(&conn->stage)) {
+        fill_from(conn, &conn->stage.brief);
+        fill_from(conn, &conn->stage.ops);
     }
     weft__stage_rest(conn);
 }
@@ -332,13 +382,13 @@ void weft__stage_fill(struct weft__conn *conn)
 void weft__stage_fill_all(struct weft__endpoint *ep)
 {
     for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
-        if (conn->stage.ops.head)
+        if (any_waits(&conn->stage))
             weft__stage_fill(conn);
 }
 
 void weft__stage_start(struct weft__conn *conn, struct weft__op *op)
 {
-    weft__opq_push(&conn->stage.ops, op, WEFT__AT_STAGED);
+    weft__opq_push(queue_of(op), op, WEFT__AT_STAGED);
     weft__stage_fill(conn);
 }
 
@@ -347,10 +397,11 @@ void weft__stage_start(struct weft__conn *conn, struct weft__op *op)
 /* Ops that cannot go on without. */
 static void fail_staged(struct weft__conn *conn, int status, const char *why)
 {
+    struct weft__stage *s = &conn->stage;
     struct weft__op *op;
-    while ((op = conn->stage.ops.head)) {
+    while ((op = s->brief.head ? s->brief.head : s->ops.head)) {
         weft__op_fail(op, status, why);
-        weft__opq_remove(&conn->stage.ops, op);
+        weft__opq_remove(queue_of(op), op);
         weft__op_settle(op);
     }
 }
@@ -424,7 +475,7 @@ static struct weft__lot *find(struct weft__conn *conn, const struct weft__op *op
 
 void weft__stage_leave(struct weft__op *op)
 {
-    weft__opq_remove(&op->conn->stage.ops, op);
+    weft__opq_remove(queue_of(op), op);
     weft__stage_rest(op->conn);
 }
 

@@ -24,6 +24,8 @@ struct weft__reg;
 #define WEFT__STAGE_LONG (64 * 1024)
 /* A piece of WEFT_STAGE_CHUNK is so many slots of an area, side by side; a shorter one is fewer. */
 #define WEFT__STAGE_SLOTS 4
+/* So many that long operations leave to short ones, which would wait for the end of a piece else. */
+#define WEFT__STAGE_SPARE 2
 /* How a COPY goes, as bits. */
 #define WEFT__COPY_WRITE 1u   /* from the slot */
 #define WEFT__COPY_PATIENT 2u /* its answer need not hurry */
@@ -33,8 +35,11 @@ enum weft__far_state { WEFT__FAR_NONE, WEFT__FAR_ASKED, WEFT__FAR_THERE };
 
 /* What a conn has of it. Endpoint lock. */
 struct weft__stage {
-    struct weft__opq ops;  /* with pieces left to cut */
+    struct weft__opq ops; /* with pieces left to cut */
+    struct weft__opq
+        brief; /* the same, of less than WEFT__STAGE_LONG bytes: they overtake others */
     struct weft_list lots; /* under way */
+    uint32_t nlots;
     uint32_t next_lot;
     struct weft__area *near; /* while there is something under way, or to cut */
     bool near_wanted;

@@ -31,8 +31,7 @@ void weft__stage_hold(struct weft__conn *conn)
 void weft__stage_release(struct weft__conn *conn)
 {
     conn->stage.serving--;
-    if (conn->stage.ops.head)
-        weft__stage_fill(conn);
+    weft__stage_fill(conn);
     if (conn->state == WEFT_CONN_DOWN)
         weft__serve_down(conn);
     weft__changed(conn->ep); /* who closes the conn waits for this */

@@ -55,12 +55,17 @@ static weft_mem_t reg(weft_endpoint_t ep, void *addr, size_t len)
     return mem;
 }
 
+static const char *near_chunk, *far_chunk; /* WEFT_STAGE_CHUNK of both; NULL: not set */
+
 static void two_open(struct two *t, const char *settings, int near, int far)
 {
     *t = (struct two){0};
     driver(settings);
+    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", near_chunk));
     t->a = endpoint(near < 0 ? "host" : test_gpu());
+    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", far_chunk));
     t->b = endpoint(test_gpu());
+    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", NULL));
     duo_join(t->a, t->b, &t->conn, &t->other);
     test_mem_open_on(&t->near, LEN, 1, near);
     test_mem_open_on(&t->far, LEN, 3, far);
@@ -517,21 +522,23 @@ static void unchanged(struct liar *l)
     assert_true(test_differs(l->t.far.at, LEN, 5, 0) < 0);
 }
 
-/* Of 16 slots, as it is when nothing is set. */
-#define AREA ((size_t)8 << 20)
+/* As it is when nothing is set. */
+#define SLOTS 18
+#define SLOT ((size_t)512 << 10)
+#define AREA (SLOTS * SLOT)
 
 static void copies_that_make_no_sense(void **state)
 {
     static const struct copy bad[] = {
         {.write = 4, .n = 1, .len = 8},
         {.write = 255, .n = 1, .len = 8},
-        {.write = 1, .n = 1, .len = 8, .slot = 16},
+        {.write = 1, .n = 1, .len = 8, .slot = SLOTS},
         {.write = 1, .n = 1, .len = 8, .slot = 255},
         {.write = 1, .n = 0, .len = 8},
         {.write = 1, .n = WEFT__LOT_PIECES + 1, .len = 8},
         {.write = 1, .n = 1, .len = 0},
         {.write = 1, .n = 1, .len = AREA + 1},
-        {.write = 1, .n = 1, .len = AREA / 16 + 1, .slot = 15},
+        {.write = 1, .n = 1, .len = SLOT + 1, .slot = SLOTS - 1},
         {.write = 1, .n = 2, .len = AREA / 2 + 1, .step = 1000},
         {.write = 1, .n = 2, .len = UINT64_MAX},
         {.write = 1, .n = 1, .len = 8, .cut = 1},
@@ -578,7 +585,7 @@ static void a_slot_that_is_in_use(void **state)
 {
     /* a copy takes as many slots as its bytes need; {first, bytes} of two */
     static const size_t pairs[][4] = {
-        {3, 8, 3, 8}, {2, AREA / 16 + 1, 3, 8}, {3, 8, 2, AREA / 16 + 1}, {0, LEN, 1, 8}};
+        {3, 8, 3, 8}, {2, SLOT + 1, 3, 8}, {3, 8, 2, SLOT + 1}, {0, LEN, 1, 8}};
     struct liar *l = *state;
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
         driver("delay=1000000");
@@ -602,8 +609,8 @@ static void slots_beside_those_in_use(void **state)
     struct liar *l = *state;
     driver("delay=1000000");
     get_area(l);
-    say_copy(l, (struct copy){.n = 1, .len = AREA / 16, .slot = 3, .key = l->key});
-    say_copy(l, (struct copy){.n = 1, .len = AREA / 16, .slot = 2, .key = l->key});
+    say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 3, .key = l->key});
+    say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 2, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 4, .key = l->key});
     test_sleep_ms(30);
     struct weft_conn_info info;
@@ -699,7 +706,7 @@ static uint64_t posted(weft_conn_t conn)
     return stats.cmds_posted;
 }
 
-/* Of 512 KiB slots: 3, 2 and 1 for 3 MiB, 1 for what is no more. Each is a command, and a message that asks for a copy. */
+/* Of 512 KiB slots: 2, 2, 1 and 1 for 3 MiB, 1 for what is no more. Each is a command, and a message that asks for a copy. */
 static void long_ones_have_long_pieces(void **state)
 {
     (void)state;
@@ -708,11 +715,87 @@ static void long_ones_have_long_pieces(void **state)
     works(&t);
     uint64_t before = posted(t.conn);
     assert_int_equal(weft_write(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
-    assert_int_equal(posted(t.conn), before + 6);
+    assert_int_equal(posted(t.conn), before + 8);
     assert_int_equal(weft_read(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
-    assert_int_equal(posted(t.conn), before + 12);
-    assert_int_equal(weft_write(t.conn, t.near.at, AREA / 16, &t.remote, 0, T), AREA / 16);
-    assert_int_equal(posted(t.conn), before + 14);
+    assert_int_equal(posted(t.conn), before + 16);
+    assert_int_equal(weft_write(t.conn, t.near.at, SLOT, &t.remote, 0, T), SLOT);
+    assert_int_equal(posted(t.conn), before + 18);
+    two_close(&t);
+}
+
+/* The pieces of both ends differ, and the shorter ones count. */
+static void areas_that_differ(void **state)
+{
+    (void)state;
+    static const char *const chunks[] = {"4K", "12K", "100K", "2M"};
+    for (size_t i = 0; i < 16; i++) {
+        struct two t;
+        near_chunk = chunks[i / 4];
+        far_chunk = chunks[i % 4];
+        two_open(&t, "", 0, 0);
+        works(&t);
+        two_close(&t);
+    }
+    near_chunk = far_chunk = NULL;
+}
+
+/* In pieces of 8 KiB, two at a time; copies take so many beats of the driver. */
+static weft_op_t begin_long(struct two *t, const char *settings)
+{
+    near_chunk = far_chunk = "8K";
+    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", "2"));
+    two_open(t, "", 0, 0);
+    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
+    near_chunk = far_chunk = NULL;
+    assert_int_equal(weft_write(t->conn, t->near.at, 8, &t->remote, 0, T),
+                     8); /* there are areas */
+    driver(settings);
+    return post(t, WEFT_XFER_WRITE);
+}
+
+static void short_ones_overtake(void **state)
+{
+    (void)state;
+    struct two t;
+    weft_op_t op = begin_long(&t, "delay=20");
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(weft_write(t.conn, t.near.at, 8, &t.remote, 0, T), 8);
+        assert_int_equal(weft_read(t.conn, t.near.at, 8, &t.remote, 0, T), 8);
+    }
+    assert_int_equal(weft_op_poll(op, NULL), 0);
+    driver("");
+    assert_int_equal(end_of(op).status, 0);
+    assert_true(test_differs(t.far.at, LEN, 1, 0) < 0);
+    two_close(&t);
+}
+
+static int slots_in_use(weft_conn_t handle)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    pthread_mutex_lock(&conn->ep->lock);
+    int n = __builtin_popcountll(conn->stage.near_used);
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(handle);
+    return n;
+}
+
+static void some_slots_are_for_short_ones(void **state)
+{
+    (void)state;
+    struct two t;
+    weft_op_t ops[4] = {begin_long(&t, "delay=1000000")};
+    assert_int_equal(slots_in_use(t.conn), 8);
+    for (int i = 1; i < 4; i++) {
+        struct weft_local local = {t.near.at, 8, t.near_mem};
+        WEFT_OK(weft_post(t.conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                    .remote = &t.remote, .nremote = 1),
+                          &ops[i]));
+        assert_int_equal(slots_in_use(t.conn), i < 3 ? 8 + i : 10);
+    }
+    driver("");
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(end_of(ops[i]).status, 0);
     two_close(&t);
 }
 
@@ -736,6 +819,9 @@ int main(void)
     };
     const struct CMUnitTest of_tcp[] = {
         cmocka_unit_test(long_ones_have_long_pieces),
+        cmocka_unit_test(areas_that_differ),
+        cmocka_unit_test(short_ones_overtake),
+        cmocka_unit_test(some_slots_are_for_short_ones),
         cmocka_unit_test(steps_of_what_is_long_are_patient),
         LIAR(copies_that_make_no_sense),
         LIAR(a_copy_without_an_area),
