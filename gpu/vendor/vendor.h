@@ -92,9 +92,10 @@ struct vendor {
 enum { VENDOR_COPY, VENDOR_KERNELS };
 
 /* Streams for copies that are not waited for: as many as the engines that copy one way or the other; and others for what is
- * short, which would wait for all that is on its stream. */
+ * short, which would wait for all that is on its stream. With the one of copies that are waited for seven: of more than eight
+ * streams (CUDA_DEVICE_MAX_CONNECTIONS) some share a queue. */
 #define VENDOR_LONG_WAYS 4
-#define VENDOR_BRIEF_WAYS 4
+#define VENDOR_BRIEF_WAYS 2
 #define VENDOR_WAYS (VENDOR_LONG_WAYS + VENDOR_BRIEF_WAYS)
 #define VENDOR_BRIEF ((uint64_t)64 << 10) /* bytes of all copies of a job that is short */
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
