@@ -486,6 +486,8 @@ enum weft__ipc_way weft__ipc_way(struct weft__conn *conn, const struct weft__pie
     mapped->import = import;
     mapped->addr = (uint8_t *)mapping->addr + (piece->raddr - import->addr);
     mapped->ordinal = mapping->ordinal;
+    mapped->from = import->addr;
+    mapped->to = import->addr + import->len;
     mapped->reached = mapping->reached && piece->reg && piece->reg->reached;
     return piece->gpu ? WEFT__IPC_THERE : pinned(conn, piece->reg);
 }

@@ -42,8 +42,20 @@ struct weft__mapped {
     struct weft__import *import;
     uint8_t *addr;
     int ordinal;
-    bool reached; /* by kernels of that GPU, and so is this end's memory */
+    bool reached;      /* by kernels of that GPU, and so is this end's memory */
+    uint64_t from, to; /* what the key gives, at the peer */
 };
+
+/* To the place of another piece with the same key and the same memory of this end; false: it is not inside. */
+static inline bool weft__mapped_move(struct weft__mapped *mapped, const struct weft__piece *before,
+                                     const struct weft__piece *piece)
+{
+    if (piece->raddr < mapped->from || piece->raddr > mapped->to ||
+        piece->len > mapped->to - piece->raddr)
+        return false;
+    mapped->addr += piece->raddr - before->raddr;
+    return true;
+}
 
 enum weft__ipc_way {
     WEFT__IPC_NONE, /* not this way */

@@ -167,6 +167,16 @@ static struct weft__lot *lot_new(struct weft__conn *conn, const struct path *pat
     return lot;
 }
 
+/* Most lists are of one registration at each end: does a piece go as the one before it? To *path its place. */
+static bool follows(struct path *path, const struct weft__piece *before,
+                    const struct weft__piece *piece)
+{
+    if (piece->rkey != before->rkey || piece->reg != before->reg || piece->gpu != before->gpu ||
+        piece->far != before->far)
+        return false;
+    return path->way != WEFT__IPC_THERE || weft__mapped_move(&path->mapped, before, piece);
+}
+
 /* The pieces of a lot go the same way, by the same GPU, and are no more than `room` bytes. */
 static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const struct path *path,
                              uint64_t room)
@@ -179,14 +189,18 @@ static struct weft__lot *cut(struct weft__conn *conn, struct weft__op *op, const
     lot->op = op;
     lot->id = conn->stage.next_lot++;
     lot->write = op->kind == WEFT__OP_WRITE;
-    while (lot->n < most && room > 0 && !exhausted(op)) {
-        struct path next;
-        path_of(conn, op, &next);
-        if (!same_path(&next, path))
-            break;
-        uint64_t before = lot->bytes;
+    struct path next = *path;
+    for (const struct weft__piece *at = &op->pieces[op->next_piece], *before = at;
+         lot->n < most && room > 0 && !exhausted(op); before = at) {
+        at = &op->pieces[op->next_piece];
+        if (at != before && !follows(&next, before, at)) {
+            path_of(conn, op, &next);
+            if (!same_path(&next, path))
+                break;
+        }
+        uint64_t bytes = lot->bytes;
         take(lot, op, &next, room);
-        room -= lot->bytes - before;
+        room -= lot->bytes - bytes;
     }
     return lot;
 }
