@@ -54,13 +54,13 @@ void vendor_leave(const struct vendor_gpu *gpu)
 static void unmake(struct vendor_gpu *gpu)
 {
     vendor_copy_end(gpu);
+    vendor_words_unmake(gpu);
     vendor_kernels_unload(gpu);
     for (int i = 0; i < VENDOR_WAYS; i++)
         if (gpu->ways[i].stream)
             gpu->vendor->stream_destroy(gpu->ways[i].stream);
     if (gpu->stream)
         gpu->vendor->stream_destroy(gpu->stream);
-    vendor_words_unmake(gpu);
 }
 
 /* The context, and in it the streams. */

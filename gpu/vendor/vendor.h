@@ -177,7 +177,7 @@ weft_gpu_launch_fn vendor_launch;
 
 /* --- vendor_word.c --- */
 
-/* Words for the ways, if the device writes such: tried once. In the context, as is unmake, when no stream is left. */
+/* Words for the ways, if the device writes such: tried once. In the context, as is unmake, while the streams are there. */
 void vendor_words_make(struct vendor_gpu *gpu);
 void vendor_words_unmake(struct vendor_gpu *gpu);
 /* To the job: its way's next word, behind what is on the stream. The gpu's lock held, in the context. The library's result. */

@@ -8,8 +8,9 @@
 
 #include <sys/mman.h>
 
-#define ASK 1024           /* of so many looks in vain one asks the library: about a millisecond */
-#define TRY_NS 1000000000u /* for the first word to come */
+#define ASK 1024          /* of so many looks in vain one asks the library: about a millisecond */
+#define TRY_NS 100000000u /* for the first word to come */
+#define FIRST (UINT32_MAX - 8) /* of a way: numbers wrap early, so that it is seen */
 #define BYTES (VENDOR_WAYS * sizeof(struct vendor_word))
 
 static uint32_t value_of(const struct vendor_word *word)
@@ -25,10 +26,10 @@ static int try_all(struct vendor_gpu *gpu, const struct vendor_word *words, bool
     int taken = 0, come = 0;
     while (taken < VENDOR_WAYS &&
            gpu->vendor->word_write(gpu->ways[taken].stream,
-                                   gpu->words_at + (uintptr_t)taken * sizeof *words, 1) == 0)
-        gpu->ways[taken++].written = 1;
+                                   gpu->words_at + (uintptr_t)taken * sizeof *words, FIRST) == 0)
+        gpu->ways[taken++].written = FIRST;
     while (come < taken && weft_now() < deadline)
-        come += value_of(&words[come]) == 1;
+        come += value_of(&words[come]) == FIRST;
     *late = come < taken;
     return come;
 }
@@ -57,9 +58,18 @@ void vendor_words_make(struct vendor_gpu *gpu)
         vendor_words_unmake(gpu);
 }
 
+/* The device may still write one of them. */
+static bool any_due(const struct vendor_gpu *gpu)
+{
+    for (int i = 0; i < VENDOR_WAYS; i++)
+        if (gpu->vendor->stream_query(gpu->ways[i].stream) == VENDOR_EBUSY)
+            return true;
+    return false;
+}
+
 void vendor_words_unmake(struct vendor_gpu *gpu)
 {
-    if (!gpu->words_page)
+    if (!gpu->words_page || any_due(gpu)) /* then the page stays, until the process ends */
         return;
     gpu->vendor->host_unregister(gpu->words_page);
     munmap(gpu->words_page, BYTES);
@@ -94,5 +104,5 @@ int vendor_word_query(struct vendor_gpu *gpu, struct weft_gpu_job *job)
         return result;
     result = vendor->stream_query(gpu->ways[job->way].stream);
     vendor->leave(gpu);
-    return result || has_come(gpu, job) ? result : VENDOR_EBUSY;
+    return result;
 }

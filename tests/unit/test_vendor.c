@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "gpu/vendor/vendor.h"
 #include "weft/gpu.h"
 
 extern const struct weft_gpu_backend weft_gpu_cuda, weft_gpu_hip;
@@ -138,20 +139,26 @@ static void a_device_that_is_lost(void **state)
     OPS->close(gpu);
 }
 
-/* What copy_done says once it is not 0; the caller looks for it for 10 s. */
-static int end_of(struct weft_gpu *gpu, struct weft_gpu_job *job)
+/* What copy_done says once it is not 0; the caller looks for it for 10 s. Where the library need not be
+ * asked, one look in a thousand does: with a sleep between them, none. */
+static int end_of_at(struct weft_gpu *gpu, struct weft_gpu_job *job, unsigned sleep_us)
 {
     uint64_t deadline = weft_now() + 10 * UINT64_C(1000000000);
     int rc;
     while ((rc = OPS->copy_done(gpu, job)) == 0 && weft_now() < deadline)
-        ;
+        usleep(sleep_us);
     return rc;
+}
+
+static int end_of(struct weft_gpu *gpu, struct weft_gpu_job *job)
+{
+    return end_of_at(gpu, job, 0);
 }
 
 static void a_device_that_is_lost_during_a_copy(void **state)
 {
     (void)state;
-    struct weft_gpu *gpu = open_with("lost=0,delay=1000000");
+    struct weft_gpu *gpu = open_with("lost=0");
     char bytes[64] = {1};
     void *addr;
     struct weft_gpu_job *job = NULL;
@@ -159,6 +166,8 @@ static void a_device_that_is_lost_during_a_copy(void **state)
     const struct weft_gpu_copy list[] = {{addr, bytes, 32}, {(char *)addr + 40, bytes, 64}};
     WEFT_FAILS(-EINVAL, OPS->copy_start(gpu, list, 2, 0, &job)); /* the second does not fit */
     assert_null(job);
+    setenv("FAKE_CUDA", "lost=0,delay=1000000", 1);
+    assert_int_equal(cuInit(0), 0);
     WEFT_OK(OPS->copy_start(gpu, list, 1, 0, &job));
     assert_int_equal(OPS->copy_done(gpu, job), 0);
     setenv("FAKE_CUDA", "lost=1,delay=1000000", 1);
@@ -232,16 +241,59 @@ static void who_hears_of_the_end(void **state)
         for (size_t i = 0; i < 40; i++)
             WEFT_OK(OPS->copy_start(gpu, &(struct weft_gpu_copy){back + i, addr + i, 1}, 1, 0,
                                     &jobs[i]));
-        if (cuda && words)
-            usleep(50000);
         int asked = fake_cuda_asked();
         for (size_t i = 40; i-- > 0;) /* those of a way in the wrong order */
-            assert_int_equal(end_of(gpu, jobs[i]), 1);
+            assert_int_equal(end_of_at(gpu, jobs[i], 1000), 1);
         assert_int_equal(fake_cuda_asked() == asked, cuda && words);
         assert_memory_equal(back, bytes, sizeof back);
         OPS->free(gpu, addr);
         OPS->close(gpu);
     }
+}
+
+/* The device is busy when it is opened, and may be when it is closed: its words are written later. */
+static void words_that_come_late(void **state)
+{
+    (void)state;
+    for (int copies = 0; copies < 2; copies++) {
+        struct weft_gpu *gpu = open_with("delay=1000000");
+        struct weft_gpu_job *job;
+        uint8_t bytes[40], back[40] = {0}, *addr;
+        test_fill(bytes, sizeof bytes, 7, 0);
+        if (copies) {
+            setenv("FAKE_CUDA", "delay=2", 1);
+            assert_int_equal(cuInit(0), 0);
+            WEFT_OK(OPS->alloc(gpu, sizeof bytes, (void **)&addr));
+            WEFT_OK(OPS->copy(gpu, addr, bytes, sizeof bytes, NULL));
+            int asked = fake_cuda_asked();
+            WEFT_OK(OPS->copy_start(gpu, &(struct weft_gpu_copy){back, addr, 40}, 1, 0, &job));
+            assert_int_equal(end_of(gpu, job), 1);
+            assert_true(fake_cuda_asked() > asked);
+            assert_memory_equal(back, bytes, sizeof back);
+            OPS->free(gpu, addr);
+        }
+        OPS->close(gpu);
+    }
+}
+
+static void short_copies_have_streams_of_their_own(void **state)
+{
+    (void)state;
+    struct weft_gpu *gpu = open_with("");
+    char *addr, *bytes = calloc(2, VENDOR_BRIEF);
+    WEFT_OK(OPS->alloc(gpu, 2 * VENDOR_BRIEF, (void **)&addr));
+    for (int i = 0; i < 20; i++) {
+        struct weft_gpu_job *job;
+        const struct weft_gpu_copy list[] = {
+            {addr, bytes, VENDOR_BRIEF - 8},
+            {addr + VENDOR_BRIEF, bytes + VENDOR_BRIEF, i % 2 ? 7 : 8}};
+        WEFT_OK(OPS->copy_start(gpu, list, 2, 0, &job));
+        assert_int_equal(job->way >= VENDOR_LONG_WAYS, i % 2);
+        assert_int_equal(end_of(gpu, job), 1);
+    }
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+    free(bytes);
 }
 
 /* Nothing of it is under way: the memory is the caller's again. */
@@ -349,6 +401,8 @@ int main(void)
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(what_is_many_and_short_is_one_launch),
         cmocka_unit_test(who_hears_of_the_end),
+        cmocka_unit_test(words_that_come_late),
+        cmocka_unit_test(short_copies_have_streams_of_their_own),
         cmocka_unit_test(a_start_that_fails_midway),
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
