@@ -42,8 +42,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_STAGE_CHUNK", SIZE, "2M", 4096, 1 << 28,                                             \
        "the longest pieces in which memory of GPUs that a nic does not reach goes through the "   \
        "host's")                                                                                  \
-    XX("WEFT_STAGE_SLOTS", INT, "4", 2, 16,                                                       \
-       "such pieces that a conn has under way, one way, for each of WEFT_LANES; at most 16")      \
+    XX("WEFT_STAGE_SLOTS", INT, "4", 2, 64,                                                       \
+       "such pieces that a conn has under way, one way, for each of WEFT_LANES; at most 15")      \
     XX("WEFT_IPC", BOOL, "1", 0, 1,                                                               \
        "let processes of one host map each other's registered memory of GPUs, and copy by "       \
        "themselves")                                                                              \

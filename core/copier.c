@@ -2,8 +2,8 @@
 /*
  * Copies from and to memory of GPUs, and the pinned buffers that they go through.
  *
- * A copy takes microseconds to begin and longer to end, so neither is done with the endpoint lock in hand. Nothing
- * tells of the end of a copy but asking: while copies run, the thread that would sleep asks again, and gives its
+ * A copy takes microseconds to begin and longer to end, so neither is done with the endpoint lock in hand. No
+ * descriptor tells of the end of a copy: while copies run, the thread that would sleep asks again, and gives its
  * processor away in between (progress.c).
  */
 #include "copier.h"

@@ -262,7 +262,9 @@ static int slots_upto(const struct weft__op *op, int all)
 /* From this one on: short ones leave half to a long one that waits. */
 static int slots_from(const struct weft__op *op, int all)
 {
-    return is_brief(op) && op->conn->stage.ops.head ? all / 2 : 0;
+    return is_brief(op) && op->conn->stage.ops.head
+               ? all / 2 / WEFT__STAGE_SLOTS * WEFT__STAGE_SLOTS
+               : 0;
 }
 
 /* Neither waits another op, nor is a lot of another under way. Of those that pend on this one one is who fills. */
@@ -271,9 +273,9 @@ static bool is_alone(const struct weft__op *op)
     return !op->qnext && op->conn->stage.nlots == op->pending - 1;
 }
 
-/* The next piece of an op, in slots: what is left, but of the only op half of it, so that its last pieces are short: their copy has
+/* Bytes of the next piece of an op, in whole slots of the shorter ones: what is left, but of the only op half of it, so that its last pieces are short: their copy has
  * nothing to hide behind. */
-static int wanted(const struct weft__op *op, const struct path *path)
+static uint64_t wanted(const struct weft__op *op, const struct path *path)
 {
     const struct weft__stage *s = &op->conn->stage;
     const struct weft__copier *c = &op->conn->ep->copier;
@@ -286,12 +288,19 @@ static int wanted(const struct weft__op *op, const struct path *path)
         n = slots_upto(op, c->nslots);
     if (path->far && n > slots_upto(op, s->far_slots))
         n = slots_upto(op, s->far_slots);
-    return weft__slots_power(n > 1 ? n : 1);
+    return (uint64_t)weft__slots_power(n > 1 ? n : 1) * slot;
 }
 
 static int slots_of(uint64_t bytes, uint64_t slot_bytes)
 {
     return (int)((bytes + slot_bytes - 1) / slot_bytes);
+}
+
+/* As many as are taken for so many bytes: a power of two. */
+static int slots_around(uint64_t bytes, uint64_t slot_bytes)
+{
+    int n = slots_of(bytes, slot_bytes), power = weft__slots_power(n);
+    return power < n ? 2 * power : power;
 }
 
 static void give_back(struct weft__conn *conn, struct places *at, uint64_t bytes)
@@ -313,20 +322,19 @@ static bool find_places(struct weft__conn *conn, const struct weft__op *op,
     *at = (struct places){.room = UINT64_MAX};
     if (!path->near && !path->far)
         return true;
-    int n = wanted(op, path);
-    if (path->near) {
+    at->room = wanted(op, path);
+    if (path->near)
         at->near = weft__slots_take(&s->near_used, slots_from(op, c->nslots),
-                                    slots_upto(op, c->nslots), n);
-        at->room = (uint64_t)at->near.n * c->slot_bytes;
-    }
-    if (path->far && at->room) {
+                                    slots_upto(op, c->nslots),
+                                    slots_around(at->room, c->slot_bytes));
+    if (path->far && !(path->near && !at->near.n))
         at->far = weft__slots_take(&s->far_used, slots_from(op, s->far_slots),
-                                   slots_upto(op, s->far_slots), n);
-        at->room = least(at->room, (uint64_t)at->far.n * s->far_bytes);
-    }
-    if (!at->room)
+                                   slots_upto(op, s->far_slots),
+                                   slots_around(at->room, s->far_bytes));
+    bool found = !(path->near && !at->near.n) && !(path->far && !at->far.n);
+    if (!found)
         give_back(conn, at, 0);
-    return at->room;
+    return found;
 }
 
 /* The next lot of the op. False: it has to wait. */
@@ -464,8 +472,8 @@ int weft__stage_area_arrived(struct weft__conn *conn, const uint8_t *body, size_
         return 0;
     }
     if (weft__remote_decode(&remote, &s->far) || s->far.owner != conn->peer_owner || !bytes ||
-        s->far.access != (WEFT_READ | WEFT_WRITE) || !slots || slots > 64 ||
-        s->far.len != (uint64_t)bytes * slots)
+        s->far.access != (WEFT_READ | WEFT_WRITE) || slots < WEFT__STAGE_LEAST ||
+        slots > WEFT__MAX_SLOTS || s->far.len != (uint64_t)bytes * slots)
         return WEFT_EPROTO;
     s->far_bytes = bytes;
     s->far_slots = (int)slots;

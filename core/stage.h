@@ -26,6 +26,8 @@ struct weft__reg;
 #define WEFT__STAGE_SLOTS 4
 /* So many that long operations leave to short ones, which would wait for the end of a piece else. */
 #define WEFT__STAGE_SPARE 2
+/* An area has no less than two of the longest pieces, and those that are spared. */
+#define WEFT__STAGE_LEAST (2 * WEFT__STAGE_SLOTS + WEFT__STAGE_SPARE)
 /* How a COPY goes, as bits. */
 #define WEFT__COPY_WRITE 1u   /* from the slot */
 #define WEFT__COPY_PATIENT 2u /* its answer need not hurry */

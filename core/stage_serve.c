@@ -156,12 +156,10 @@ static int read_pieces(struct serve *serve, struct weft__reader *r, bool write, 
         bytes -= len;
     }
     serve->slots.n = (int)((most - bytes + copier->slot_bytes - 1) / copier->slot_bytes);
-    bool free = !(conn->stage.landing_used & weft__slots_bits(first, serve->slots.n));
-    return r->at == r->end && free ? 0 : WEFT_EPROTO;
+    bool taken = conn->stage.landing_used & weft__slots_bits(first, serve->slots.n);
+    return r->at == r->end && !taken ? 0 : WEFT_EPROTO;
 }
 
-/* u32 id, u8 WEFT__COPY_*, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie one behind the other from this
- * slot on. */
 static bool is_reached(const struct serve *serve)
 {
     for (size_t i = 0; i < serve->n; i++)
@@ -170,6 +168,8 @@ static bool is_reached(const struct serve *serve)
     return serve->conn->stage.landing->reached;
 }
 
+/* u32 id, u8 WEFT__COPY_*, u8 slot, u16 n, then n pieces: u64 addr, u64 key, u64 len. They lie one behind the other from this
+ * slot on. */
 int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
 {
     struct weft__stage *s = &conn->stage;

@@ -603,6 +603,16 @@ static void a_slot_that_is_in_use(void **state)
     }
 }
 
+static int landing_slots(weft_conn_t handle)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    pthread_mutex_lock(&conn->ep->lock);
+    int n = __builtin_popcountll(conn->stage.landing_used);
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(handle);
+    return n;
+}
+
 /* Slots that lie side by side. */
 static void slots_beside_those_in_use(void **state)
 {
@@ -612,10 +622,7 @@ static void slots_beside_those_in_use(void **state)
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 3, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 2, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 4, .key = l->key});
-    test_sleep_ms(30);
-    struct weft_conn_info info;
-    WEFT_OK(weft_conn_info(l->conn, &info));
-    assert_int_equal(info.state, WEFT_CONN_UP);
+    TEST_UNTIL(landing_slots(l->conn) == 3, test_sleep_ms(1), "three copies");
     driver("");
 }
 
@@ -680,6 +687,17 @@ static uint64_t short_poll(weft_conn_t handle)
     return poll;
 }
 
+static bool is_bulk(weft_conn_t handle)
+{
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    struct weft__lane *lane = conn->links[0]->lane;
+    pthread_mutex_lock(&lane->lock);
+    bool bulk = lane->nic->bulk;
+    pthread_mutex_unlock(&lane->lock);
+    weft__handle_put(handle);
+    return bulk;
+}
+
 static void steps_of_what_is_long_are_patient(void **state)
 {
     (void)state;
@@ -693,9 +711,11 @@ static void steps_of_what_is_long_are_patient(void **state)
                      (1 << 20) + 20000);
     assert_int_equal(short_poll(t.conn), near);
     assert_int_equal(short_poll(t.other), far);
+    assert_true(is_bulk(t.conn) && is_bulk(t.other));
     /* of what is long for tcp, but no lot that takes long */
     assert_int_equal(weft_write(t.conn, t.near.at, 20000, &t.remote, 0, T), 20000);
     assert_true(short_poll(t.conn) > near && short_poll(t.other) > far);
+    assert_true(!is_bulk(t.conn) && !is_bulk(t.other));
     two_close(&t);
 }
 
@@ -739,11 +759,11 @@ static void areas_that_differ(void **state)
     near_chunk = far_chunk = NULL;
 }
 
-/* In pieces of 8 KiB, two at a time; copies take so many beats of the driver. */
-static weft_op_t begin_long(struct two *t, const char *settings)
+/* In pieces of 8 KiB, so many at a time; copies take so many beats of the driver. */
+static weft_op_t begin_long(struct two *t, const char *slots, const char *settings)
 {
     near_chunk = far_chunk = "8K";
-    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", "2"));
+    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots));
     two_open(t, "", 0, 0);
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
     near_chunk = far_chunk = NULL;
@@ -757,10 +777,10 @@ static void short_ones_overtake(void **state)
 {
     (void)state;
     struct two t;
-    weft_op_t op = begin_long(&t, "delay=20");
-    for (int i = 0; i < 5; i++) {
-        assert_int_equal(weft_write(t.conn, t.near.at, 8, &t.remote, 0, T), 8);
-        assert_int_equal(weft_read(t.conn, t.near.at, 8, &t.remote, 0, T), 8);
+    weft_op_t op = begin_long(&t, "2", "delay=20");
+    for (int64_t len = 8; len <= 16384; len *= 2) { /* of one slot, and of several */
+        assert_int_equal(weft_write(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
+        assert_int_equal(weft_read(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
     }
     assert_int_equal(weft_op_poll(op, NULL), 0);
     driver("");
@@ -782,21 +802,28 @@ static int slots_in_use(weft_conn_t handle)
 static void some_slots_are_for_short_ones(void **state)
 {
     (void)state;
-    struct two t;
-    weft_op_t ops[4] = {begin_long(&t, "delay=1000000")};
-    assert_int_equal(slots_in_use(t.conn), 8);
-    for (int i = 1; i < 4; i++) {
-        struct weft_local local = {t.near.at, 8, t.near_mem};
-        WEFT_OK(weft_post(t.conn,
-                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
-                                    .remote = &t.remote, .nremote = 1),
-                          &ops[i]));
-        assert_int_equal(slots_in_use(t.conn), i < 3 ? 8 + i : 10);
+    static const struct {
+        const char *slots;
+        int by_long, all; /* of an area, 64 at most */
+    } cases[] = {{"2", 8, 10}, {"4", 16, 18}, {"16", 60, 64}};
+    for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
+        struct two t;
+        weft_op_t ops[7] = {begin_long(&t, cases[c].slots, "delay=1000000")};
+        assert_int_equal(slots_in_use(t.conn), cases[c].by_long);
+        for (int i = 1; i < 7; i++) {
+            struct weft_local local = {t.near.at, 8, t.near_mem};
+            int used = cases[c].by_long + i;
+            WEFT_OK(weft_post(t.conn,
+                              WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                        .nlocal = 1, .remote = &t.remote, .nremote = 1),
+                              &ops[i]));
+            assert_int_equal(slots_in_use(t.conn), used < cases[c].all ? used : cases[c].all);
+        }
+        driver("");
+        for (int i = 0; i < 7; i++)
+            assert_int_equal(end_of(ops[i]).status, 0);
+        two_close(&t);
     }
-    driver("");
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(end_of(ops[i]).status, 0);
-    two_close(&t);
 }
 
 #define LIAR(test) cmocka_unit_test_setup_teardown(test, liar_setup, liar_teardown)

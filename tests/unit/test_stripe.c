@@ -13,6 +13,7 @@ struct two {
     weft_endpoint_t a, b;
     weft_conn_t conn, other;
     struct test_mem from, to;
+    weft_mem_t mem;
     struct weft_remote remote;
     weft_op_t ops[PIECES];
 };
@@ -20,7 +21,6 @@ struct two {
 static void two_open(struct two *t)
 {
     const struct weft_endpoint_opts opts = duo_opts();
-    weft_mem_t mem;
     WEFT_OK(weft_config_set("WEFT_LANES", "2"));
     WEFT_OK(weft_endpoint_open(&opts, &t->a));
     WEFT_OK(weft_endpoint_open(&opts, &t->b));
@@ -29,8 +29,8 @@ static void two_open(struct two *t)
     test_mem_open(&t->from, PIECES * LEN, 1);
     test_mem_open(&t->to, PIECES * LEN, 2);
     test_fill(t->from.at, PIECES * LEN, 1, 0);
-    WEFT_OK(weft_mem_reg(t->b, t->to.at, PIECES * LEN, NULL, &mem));
-    WEFT_OK(weft_mem_advertise(mem, t->to.at, PIECES * LEN, &t->remote));
+    WEFT_OK(weft_mem_reg(t->b, t->to.at, PIECES * LEN, NULL, &t->mem));
+    WEFT_OK(weft_mem_advertise(t->mem, t->to.at, PIECES * LEN, &t->remote));
 }
 
 static void two_close(struct two *t)
@@ -89,8 +89,31 @@ static void a_link_that_stands_still_gets_little(void **state)
     two_close(&t);
 }
 
+/* What failed is under way by no link. */
+static void refused_parts_do_not_count(void **state)
+{
+    (void)state;
+    struct two t = {0};
+    weft_op_t op;
+    two_open(&t);
+    struct weft__conn *conn = weft__handle_get(t.conn, WEFT__CONN);
+    WEFT_OK(weft_mem_dereg(t.mem));
+    for (int i = 0; i < 10; i++) {
+        struct weft_local local = {t.from.at, PIECES * LEN, 0};
+        WEFT_OK(weft_post(t.conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                    .remote = &t.remote, .nremote = 1),
+                          &op));
+        assert_int_equal(weft_op_wait(op, T, NULL), WEFT_EKEY);
+        assert_int_equal(conn->links[0]->bytes + conn->links[1]->bytes, 0);
+    }
+    weft__handle_put(t.conn);
+    two_close(&t);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_link_that_stands_still_gets_little)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_link_that_stands_still_gets_little),
+                                       cmocka_unit_test(refused_parts_do_not_count)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,7 @@ struct weft_nic {
     const struct weft_transport *transport;
     struct weft_nic_attr attr; /* constant after open */
     /* A hint that post and poll may leave: what is under way is long, so that a thread that waits
-     * for more had better sleep than spin. 0 where it is not known. */
+     * for more had better sleep than spin. WEFT_CMD_PATIENT ones do not count. 0 where it is not known. */
     uint8_t bulk;
 };
 
