@@ -28,7 +28,7 @@
 #define GPU_AT                                                                                    \
     (OPS * MOST) /* of the GPU's memory, that the peer may name; before it is that of operations */
 #define GPU_LEN 4096
-#define SLOT 4096   /* WEFT_STAGE_CHUNK */
+#define SLOT 1024    /* a quarter of WEFT_STAGE_CHUNK */
 #define PEER_PAGES 8 /* places in the peer's memory, which a handle names */
 #define QUEUE 65536 /* WEFT_NOTIFY_QUEUE: a few large ones fill it */
 
@@ -227,11 +227,13 @@ static void put_add(struct run *run, struct weft__writer *w)
 /* An area of the peer. */
 static void put_area(struct run *run, struct weft__writer *w)
 {
-    struct weft_remote r = peer_remote(fuzz_near(&run->in, 3 * SLOT));
+    static const uint8_t counts[] = {WEFT__STAGE_LEAST, 18, WEFT__MAX_SLOTS, 3};
+    unsigned slots = counts[fuzz_pick(&run->in, 4)];
+    struct weft_remote r = peer_remote(fuzz_near(&run->in, slots * SLOT));
     r.bytes[1] = WEFT_READ | WEFT_WRITE;
     weft__put_u32(w, (uint32_t)fuzz_near(&run->in, 0));
     weft__put_u32(w, (uint32_t)fuzz_near(&run->in, SLOT));
-    weft__put_u32(w, (uint32_t)fuzz_near(&run->in, 3));
+    weft__put_u32(w, (uint32_t)fuzz_near(&run->in, slots));
     weft__put(w, r.bytes, sizeof r.bytes);
 }
 
