@@ -19,8 +19,8 @@ static uint32_t value_of(const struct vendor_word *word)
     return atomic_load_explicit(&word->value, memory_order_acquire);
 }
 
-/* One for each way, to see whether it comes. Returns for how many it did; *late: the device may still write others. */
-static int try_all(struct vendor_gpu *gpu, const struct vendor_word *words, bool *late)
+/* One for each way, to see whether it comes. Returns for how many it did. */
+static int try_all(struct vendor_gpu *gpu, const struct vendor_word *words)
 {
     uint64_t deadline = weft_now() + TRY_NS;
     int taken = 0, come = 0;
@@ -30,14 +30,12 @@ static int try_all(struct vendor_gpu *gpu, const struct vendor_word *words, bool
         gpu->ways[taken++].written = FIRST;
     while (come < taken && weft_now() < deadline)
         come += value_of(&words[come]) == FIRST;
-    *late = come < taken;
     return come;
 }
 
 void vendor_words_make(struct vendor_gpu *gpu)
 {
     const struct vendor *vendor = gpu->vendor;
-    bool late = false;
     if (!vendor->word_write)
         return;
     /* shared: to a child of this process its parent's words are of no use, but a copy of the page could be the parent's */
@@ -49,12 +47,12 @@ void vendor_words_make(struct vendor_gpu *gpu)
         return;
     }
     gpu->words_page = page;
-    if (vendor->host_addr(page, &gpu->words_at) == 0 && try_all(gpu, page, &late) == VENDOR_WAYS)
+    if (vendor->host_addr(page, &gpu->words_at) == 0 && try_all(gpu, page) == VENDOR_WAYS)
         gpu->words = page;
     else
         weft_log(WEFT_LOG_INFO, "gpu", "%s: device %d: events tell of the end of copies",
                  gpu->base.backend->name, gpu->base.ordinal);
-    if (!gpu->words && !late)
+    if (!gpu->words)
         vendor_words_unmake(gpu);
 }
 
