@@ -53,7 +53,8 @@ static inline bool weft__mapped_move(struct weft__mapped *mapped, const struct w
     if (piece->raddr < mapped->from || piece->raddr > mapped->to ||
         piece->len > mapped->to - piece->raddr)
         return false;
-    mapped->addr += piece->raddr - before->raddr;
+    /* as numbers: it may lie before the other one */
+    mapped->addr = (uint8_t *)((uintptr_t)mapped->addr + (piece->raddr - before->raddr));
     return true;
 }
 
