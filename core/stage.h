@@ -37,9 +37,8 @@ enum weft__far_state { WEFT__FAR_NONE, WEFT__FAR_ASKED, WEFT__FAR_THERE };
 
 /* What a conn has of it. Endpoint lock. */
 struct weft__stage {
-    struct weft__opq ops; /* with pieces left to cut */
-    struct weft__opq
-        brief; /* the same, of less than WEFT__STAGE_LONG bytes: they overtake others */
+    struct weft__opq ops;   /* with pieces left to cut */
+    struct weft__opq brief; /* the same, of less than WEFT__STAGE_LONG: they overtake */
     struct weft_list lots; /* under way */
     uint32_t nlots;
     uint32_t next_lot;

@@ -603,11 +603,12 @@ static void a_slot_that_is_in_use(void **state)
     }
 }
 
-static int landing_slots(weft_conn_t handle)
+/* That the peer has copied now (landing), or that are this end's own. */
+static int slots_in_use(weft_conn_t handle, bool landing)
 {
     struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
     pthread_mutex_lock(&conn->ep->lock);
-    int n = __builtin_popcountll(conn->stage.landing_used);
+    int n = __builtin_popcountll(landing ? conn->stage.landing_used : conn->stage.near_used);
     pthread_mutex_unlock(&conn->ep->lock);
     weft__handle_put(handle);
     return n;
@@ -622,7 +623,7 @@ static void slots_beside_those_in_use(void **state)
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 3, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 2, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 4, .key = l->key});
-    TEST_UNTIL(landing_slots(l->conn) == 3, test_sleep_ms(1), "three copies");
+    TEST_UNTIL(slots_in_use(l->conn, true) == 3, test_sleep_ms(1), "three copies");
     driver("");
 }
 
@@ -789,16 +790,6 @@ static void short_ones_overtake(void **state)
     two_close(&t);
 }
 
-static int slots_in_use(weft_conn_t handle)
-{
-    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
-    pthread_mutex_lock(&conn->ep->lock);
-    int n = __builtin_popcountll(conn->stage.near_used);
-    pthread_mutex_unlock(&conn->ep->lock);
-    weft__handle_put(handle);
-    return n;
-}
-
 static void some_slots_are_for_short_ones(void **state)
 {
     (void)state;
@@ -809,7 +800,7 @@ static void some_slots_are_for_short_ones(void **state)
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         struct two t;
         weft_op_t ops[7] = {begin_long(&t, cases[c].slots, "delay=1000000")};
-        assert_int_equal(slots_in_use(t.conn), cases[c].by_long);
+        assert_int_equal(slots_in_use(t.conn, false), cases[c].by_long);
         for (int i = 1; i < 7; i++) {
             struct weft_local local = {t.near.at, 8, t.near_mem};
             int used = cases[c].by_long + i;
@@ -817,7 +808,8 @@ static void some_slots_are_for_short_ones(void **state)
                               WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
                                         .nlocal = 1, .remote = &t.remote, .nremote = 1),
                               &ops[i]));
-            assert_int_equal(slots_in_use(t.conn), used < cases[c].all ? used : cases[c].all);
+            assert_int_equal(slots_in_use(t.conn, false),
+                             used < cases[c].all ? used : cases[c].all);
         }
         driver("");
         for (int i = 0; i < 7; i++)
