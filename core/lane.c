@@ -489,15 +489,21 @@ int weft__lane_progress(struct weft__lane *lane)
     return n;
 }
 
+/* With several threads what is long is for the lane's own: one hand in two lanes makes one of them wait. Lane lock held. */
+static bool is_left(const struct weft__lane *lane)
+{
+    return lane->endpoint->nthreads > 1 && lane->nic->bulk;
+}
+
 /* Who sleeps on the nic's descriptor armed it before this work was there: go on in its place.
  * Lane lock held. */
 static void stand_in(struct weft__lane *lane)
 {
-    for (int i = 0; i < 4 && progress_locked(lane); i++)
+    for (int i = 0; i < 4 && !is_left(lane) && progress_locked(lane); i++)
         ;
     if (lane->stalled || lane->retry || atomic_load(&lane->endpoint->tells) ||
         lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
-        weft__wake(lane->endpoint);
+        weft__wake_lane(lane->endpoint, lane->index);
 }
 
 void weft__lane_kick(struct weft__lane *lane)
@@ -567,7 +573,7 @@ void weft__lane_rearm(struct weft__lane *lane)
     bool wake = must_wake(lane);
     pthread_mutex_unlock(&lane->lock);
     if (wake)
-        weft__wake(lane->endpoint);
+        weft__wake_lane(lane->endpoint, lane->index);
     weft__lane_kick(lane); /* for those whose trylock failed */
 }
 
@@ -581,7 +587,7 @@ void weft__lane_unlock(struct weft__lane *lane)
     bool wake = must_wake(lane); /* a link may be up now, on which no one waits for the peer */
     pthread_mutex_unlock(&lane->lock);
     if (wake)
-        weft__wake(lane->endpoint);
+        weft__wake_lane(lane->endpoint, lane->index);
     weft__lane_kick(lane); /* for those whose trylock failed */
 }
 

@@ -59,6 +59,12 @@ void weft__wake(struct weft__endpoint *ep)
         wake(ep->thread_wakes[i]);
 }
 
+void weft__wake_lane(struct weft__endpoint *ep, int lane)
+{
+    int thread = ep->nthreads > 1 ? lane % ep->nthreads : 0;
+    wake(thread ? ep->thread_wakes[thread] : ep->wake_fd);
+}
+
 /* To wake a thread costs more than a small operation. */
 static bool concerns(const struct weft__waiter *w)
 {

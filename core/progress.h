@@ -35,6 +35,8 @@ void weft__changed(struct weft__endpoint *ep);
 void weft__tell(struct weft__endpoint *ep);
 /* Wake whoever sleeps on descriptors. */
 void weft__wake(struct weft__endpoint *ep);
+/* The one who sleeps on the descriptor of this lane. */
+void weft__wake_lane(struct weft__endpoint *ep, int lane);
 int weft__threads_start(struct weft__endpoint *ep, int n);
 void weft__threads_stop(struct weft__endpoint *ep);
 uint64_t weft__deadline(int timeout_ms);

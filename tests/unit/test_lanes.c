@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* core/lane.c: who hands long operations to the nics when the endpoint has several threads. */
+#include "contract/duo.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+
+#define T TEST_DEADLINE_MS
+#define SLOTS 32
+#define LEN ((size_t)128 << 10)
+#define OPS 4000
+
+/* What is sent by threads of the library, and by that of the test. */
+static _Atomic(uint64_t) by_threads;
+static uint64_t by_caller;
+static _Thread_local bool is_caller;
+
+static ssize_t count(ssize_t n)
+{
+    if (n > 0 && is_caller)
+        by_caller += (uint64_t)n;
+    else if (n > 0)
+        atomic_fetch_add(&by_threads, (uint64_t)n);
+    return n;
+}
+
+/* In the place of libc's. */
+ssize_t send(int fd, const void *data, size_t len, int flags)
+{
+    ssize_t (*real)(int, const void *, size_t, int) = dlsym(RTLD_NEXT, "send");
+    return count(real(fd, data, len, flags));
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+    ssize_t (*real)(int, const struct msghdr *, int) = dlsym(RTLD_NEXT, "sendmsg");
+    return count(real(fd, msg, flags));
+}
+
+struct two {
+    weft_endpoint_t a, b;
+    weft_conn_t conn, other;
+    struct test_mem from, to;
+    weft_mem_t from_mem, to_mem;
+    struct weft_remote remote;
+    weft_op_t ops[SLOTS];
+};
+
+static void two_open(struct two *t, int threads)
+{
+    struct weft_endpoint_opts opts = {
+        .struct_size = sizeof opts, .transport = "tcp", .progress_threads = threads};
+    WEFT_OK(weft_config_set("WEFT_LANES", "2"));
+    WEFT_OK(weft_endpoint_open(&opts, &t->a));
+    WEFT_OK(weft_endpoint_open(&opts, &t->b));
+    WEFT_OK(weft_config_set("WEFT_LANES", NULL));
+    duo_join(t->a, t->b, &t->conn, &t->other);
+    test_mem_open(&t->from, SLOTS * LEN, 1);
+    test_mem_open(&t->to, SLOTS * LEN, 2);
+    test_fill(t->from.at, SLOTS * LEN, 1, 0);
+    WEFT_OK(weft_mem_reg(t->a, t->from.at, SLOTS * LEN, NULL, &t->from_mem));
+    WEFT_OK(weft_mem_reg(t->b, t->to.at, SLOTS * LEN, NULL, &t->to_mem));
+    WEFT_OK(weft_mem_advertise(t->to_mem, t->to.at, SLOTS * LEN, &t->remote));
+}
+
+static void two_close(struct two *t)
+{
+    WEFT_OK(weft_endpoint_close(t->a));
+    WEFT_OK(weft_endpoint_close(t->b));
+    test_mem_close(&t->from);
+    test_mem_close(&t->to);
+}
+
+static void post(struct two *t, size_t slot)
+{
+    uint64_t offset = slot * LEN;
+    struct weft_local local = {t->from.at + offset, LEN, t->from_mem};
+    WEFT_OK(weft_post(t->conn,
+                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                .remote = &t->remote, .nremote = 1, .remote_offset = &offset),
+                      &t->ops[slot]));
+}
+
+/* Another one as soon as the oldest is done, as a program does that has much to move. */
+static void move(struct two *t)
+{
+    for (size_t i = 0; i < OPS; i++) {
+        if (i >= SLOTS)
+            assert_int_equal(weft_op_wait(t->ops[i % SLOTS], T, NULL), 0);
+        post(t, i % SLOTS);
+    }
+    for (size_t i = 0; i < SLOTS; i++)
+        assert_int_equal(weft_op_wait(t->ops[i], T, NULL), 0);
+    assert_true(test_differs(t->to.at, SLOTS * LEN, 1, 0) < 0);
+}
+
+/* Who posts would be one thread for all lanes. It may send the first ones, when nothing is under way. */
+static void what_is_long_is_left_to_the_threads(void **state)
+{
+    (void)state;
+    struct two t = {0};
+    is_caller = true;
+    two_open(&t, 2);
+    move(&t);
+    uint64_t all = by_caller + by_threads;
+    assert_true(all >= OPS * LEN);
+    CHECK(by_caller < all / 8, "the caller sent %" PRIu64 " of %" PRIu64 " bytes", by_caller, all);
+    two_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_long_is_left_to_the_threads)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
