@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every setting of Weft, in one table. Nothing else in the library calls getenv. */
 #include "handshake.h"
+#include "rail.h"
 #include "util.h"
 
 #include <errno.h>
@@ -60,8 +61,9 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_NEAR", STRING, "", 0, 0,                                                             \
        "what devices are to be near to: PCI address of a GPU, numa:N; empty: where the thread "   \
        "that opens the endpoint may run")                                                         \
-    XX("WEFT_LANES", INT, "1", 1, 8,                                                              \
-       "nics made of each device: transfers are spread over them, each may have its thread")      \
+    XX("WEFT_LANES", INT, "0", 0, WEFT__MOST_LANES,                                               \
+       "nics made of each device: transfers are spread over them, each may have its thread; 0: "  \
+       "one for each progress thread where processors move the bytes (tcp, local), else one")     \
     XX("WEFT_NIC_ADDS", BOOL, "0", 0, 1,                                                          \
        "let RDMA nics add by themselves, atomic only among what one nic adds; else the peer's "   \
        "processor does")                                                                          \

@@ -10,6 +10,7 @@
 #include "endpoint.h"
 #include "mem.h"
 #include "progress.h"
+#include "rail.h"
 #include "stage.h"
 
 #include <errno.h>
@@ -24,8 +25,8 @@ int weft__copier_open(struct weft__endpoint *ep)
     struct weft__copier *c = &ep->copier;
     c->kernels = weft_config_int("WEFT_GPU_KERNELS");
     c->slot_bytes = (uint64_t)weft_config_int("WEFT_STAGE_CHUNK") / WEFT__STAGE_SLOTS;
-    c->nslots = (int)(weft_config_int("WEFT_STAGE_SLOTS") * weft_config_int("WEFT_LANES")) *
-                    WEFT__STAGE_SLOTS +
+    c->nslots = (int)weft_config_int("WEFT_STAGE_SLOTS") *
+                    weft__lanes_asked(true, ep->threads_asked) * WEFT__STAGE_SLOTS +
                 WEFT__STAGE_SPARE;
     if (c->nslots > WEFT__MAX_SLOTS)
         c->nslots = WEFT__MAX_SLOTS;

@@ -29,7 +29,7 @@
 
 /* --- open ---------------------------------------------------------------------------------------- */
 
-static struct weft__endpoint *endpoint_new(void)
+static struct weft__endpoint *endpoint_new(int threads)
 {
     struct weft__endpoint *ep = calloc(1, sizeof *ep);
     if (!ep)
@@ -38,6 +38,7 @@ static struct weft__endpoint *endpoint_new(void)
     pthread_condattr_setclock(&ep->monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&ep->lock, NULL);
     pthread_mutex_init(&ep->boot_lock, NULL);
+    ep->threads_asked = threads;
     ep->listener = WEFT_LISTENER_NONE;
     ep->boot_epoll = -1;
     ep->accepts_tail = &ep->accepts;
@@ -188,17 +189,16 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
         rc = weft__config_check();
     if (rc)
         return rc;
-    struct weft__endpoint *ep = endpoint_new();
+    struct weft__endpoint *ep = endpoint_new(
+        o.progress_threads ? o.progress_threads : (int)weft_config_int("WEFT_PROGRESS_THREADS"));
     if (!ep)
         return weft_fail(-ENOMEM, "no memory for an endpoint");
     rc = open_all(ep, &o);
     if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep, NULL)))
         rc = -ENOMEM;
-    int threads = o.progress_threads ? o.progress_threads
-                                     : (int)weft_config_int("WEFT_PROGRESS_THREADS");
     weft_endpoint_t handle = ep->handle;
-    if (rc == 0 && threads > 0)
-        rc = weft__threads_start(ep, threads);
+    if (rc == 0 && ep->threads_asked > 0)
+        rc = weft__threads_start(ep, ep->threads_asked);
     if (rc) {
         if (handle && weft__handle_shut(handle, WEFT__ENDPOINT))
             weft__handle_drain(handle, 0);

@@ -105,6 +105,7 @@ struct weft__endpoint {
     bool ipc;      /* WEFT_IPC */
 
     pthread_t threads[64];
+    int threads_asked; /* by who opened it; 0 or less: none */
     int nthreads;
     _Atomic(bool) stop;
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */

@@ -174,11 +174,21 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
+int weft__lanes_asked(bool by_processor, int threads)
+{
+    int lanes = (int)weft_config_int("WEFT_LANES");
+    if (lanes)
+        return lanes;
+    if (!by_processor || threads < 1)
+        return 1;
+    return least(threads, WEFT__MOST_LANES);
+}
+
 /* How many devices, and nics of each: rather more devices. */
 static void share(struct opening *o, const struct weft_device_info *list, int n)
 {
     int rails = 0, room = WEFT__MAX_LANES - o->ep->nlanes - o->opts->later;
-    int lanes = (int)weft_config_int("WEFT_LANES");
+    int lanes = weft__lanes_asked(o->transport->by_processor, o->ep->threads_asked);
     for (int i = 0; i < n; i++)
         rails += list[i].rail > 0;
     o->choice.most = least(o->choice.most, room);

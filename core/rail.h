@@ -3,7 +3,11 @@
 #ifndef WEFT_CORE_RAIL_H
 #define WEFT_CORE_RAIL_H
 
+#include <stdbool.h>
+
 #include "weft/transport.h"
+
+#define WEFT__MOST_LANES 8 /* nics of one device */
 
 struct weft__endpoint;
 
@@ -19,8 +23,11 @@ struct weft__rails_opts {
     const char *near, *fault, *bind_host;
     int later; /* transports that are still to come: a nic is left for each */
 };
+/* Nics of each device that WEFT_LANES asks for, in an endpoint of so many threads; by_processor as in
+ * struct weft_transport. */
+int weft__lanes_asked(bool by_processor, int threads);
 /*
- * Open nics of a transport's devices: of up to WEFT_RAILS devices WEFT_LANES each, and in such an order
+ * Open nics of a transport's devices: of up to WEFT_RAILS devices as many each as WEFT_LANES asks for, and in such an order
  * that the first links of a conn go by different devices. A device that cannot be opened is left out,
  * and the next one takes its place; it is an error if all are.
  */

@@ -16,7 +16,8 @@ static void conn_info(struct host *host, void *arg)
 static void lanes(struct host *host, void *arg)
 {
     (void)host;
-    *(int64_t *)arg = weft_config_int("WEFT_LANES");
+    int64_t lanes = weft_config_int("WEFT_LANES");
+    *(int64_t *)arg = lanes ? lanes : 1; /* of one progress thread */
 }
 
 /* One link for each lane that both have, of the first transport of A's list that B has. */

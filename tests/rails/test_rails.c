@@ -36,7 +36,8 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    static const char *const names[] = {"WEFT_RAILS", "WEFT_LANES", "WEFT_CHUNK", "WEFT_LOG"};
+    static const char *const names[] = {"WEFT_RAILS", "WEFT_LANES", "WEFT_CHUNK",
+                                        "WEFT_PROGRESS_THREADS", "WEFT_LOG"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         weft_config_set(names[i], NULL);
     weft_log_set(NULL, NULL);
@@ -93,6 +94,31 @@ static void the_best_are_used_side_by_side(void **state)
     weft_config_set("WEFT_LANES", "2");
     opens("rails", "r0 r1 r2 r0 r1 r2");
     opens("local,rails", "local local r0 r1 r2 r0 r1 r2");
+}
+
+static void opens_with_threads(int threads, const char *transport, const char *want)
+{
+    weft_endpoint_t endpoint;
+    struct weft_endpoint_opts opts = duo_opts();
+    opts.transport = transport;
+    opts.progress_threads = threads;
+    WEFT_OK(weft_endpoint_open(&opts, &endpoint));
+    has_nics(endpoint, want);
+    WEFT_OK(weft_endpoint_close(endpoint));
+}
+
+/* Devices that move the bytes by themselves do not. */
+static void threads_that_move_the_bytes_have_a_nic_each(void **state)
+{
+    (void)state;
+    rails_reset(2);
+    opens_with_threads(3, "local,rails", "local local local r0 r1");
+    opens_with_threads(WEFT_PROGRESS_CALLER, "local,rails", "local r0 r1");
+    opens_with_threads(20, "local", "local local local local local local local local");
+    weft_config_set("WEFT_PROGRESS_THREADS", "2");
+    opens_with_threads(0, "local,rails", "local local r0 r1");
+    weft_config_set("WEFT_LANES", "1");
+    opens_with_threads(3, "local,rails", "local r0 r1");
 }
 
 static void those_that_do_not_open_are_left_out(void **state)
@@ -441,6 +467,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         CASE(the_best_are_used_side_by_side),
+        CASE(threads_that_move_the_bytes_have_a_nic_each),
         CASE(those_that_do_not_open_are_left_out),
         CASE(one_that_opens_is_enough),
         CASE(eight_nics_have_keys_of_their_own),

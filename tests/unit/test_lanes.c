@@ -51,11 +51,12 @@ static void two_open(struct two *t, int threads)
 {
     struct weft_endpoint_opts opts = {
         .struct_size = sizeof opts, .transport = "tcp", .progress_threads = threads};
-    WEFT_OK(weft_config_set("WEFT_LANES", "2"));
+    struct weft_conn_info info;
     WEFT_OK(weft_endpoint_open(&opts, &t->a));
     WEFT_OK(weft_endpoint_open(&opts, &t->b));
-    WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     duo_join(t->a, t->b, &t->conn, &t->other);
+    WEFT_OK(weft_conn_info(t->conn, &info));
+    assert_int_equal(info.links, threads);
     test_mem_open(&t->from, SLOTS * LEN, 1);
     test_mem_open(&t->to, SLOTS * LEN, 2);
     test_fill(t->from.at, SLOTS * LEN, 1, 0);

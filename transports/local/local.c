@@ -41,6 +41,7 @@ const struct weft_transport weft_transport_local = {
     .summary = "this host: shared memory and copies between processes",
     .priority = 1000,
     .same_host = 1,
+    .by_processor = 1,
     .ops = &local_ops,
 };
 

@@ -48,6 +48,7 @@ const struct weft_transport weft_transport_tcp = {
     .name = "tcp",
     .summary = "software RDMA over TCP sockets",
     .priority = 100,
+    .by_processor = 1,
     .ops = &tcp_ops,
 };
 

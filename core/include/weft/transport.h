@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 8
+#define WEFT_ABI 9
 
 struct weft_transport;
 
@@ -327,6 +327,7 @@ struct weft_transport {
     const char *summary;
     int priority;  /* local 1000, then by speed: verbs 500, efa 400, tcpx 300, tcp 100 */
     int same_host; /* reaches only peers on this host: core does not try it for others */
+    int by_processor; /* who calls post and poll moves the bytes: several nics, each with a thread, move more */
     const struct weft_transport_ops *ops;
 };
 
