@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured on one host, of whom, and what is asked of Weft."""
+import os
+
 from . import programs as p
 from .table import Goal, Row
 
@@ -18,12 +20,13 @@ IDLE_CPU_MS = IDLE_S * 1000 * 0.001
 WEFT = "Weft"
 # Shapes: sockets for long payloads, threads a side; what Weft is told for it, beside what it does by
 # default, and what plain sockets of the same shape are. Send buffers are those that Weft fits on such
-# a path.
+# a path. More than two threads a side only where each has a processor.
 SHAPES = {
     "1 socket, 1 thread": ((), {}, ("-k", "1", "-b", "256K")),
     "2 sockets, 1 thread": ((), {"WEFT_TCP_SOCKETS": "3"}, ("-k", "2", "-b", "256K")),
-    "2 sockets, a thread each": (("--progress-threads", "2"), {"WEFT_LANES": "2"},
-                                 ("-k", "2", "-t", "-b", "256K")),
+    **{f"{n} sockets, a thread each": (("--progress-threads", str(n)), {},
+                                       ("-k", str(n), "-t", "-b", "256K")) for n in (2, 4, 8)
+       if n == 2 or 2 * n <= len(os.sched_getaffinity(0))},
 }
 DEFAULT = next(iter(SHAPES))
 IPERF3, UCX, UCX_TUNED, UCX_TAG = "iperf3 -l 1M", "UCX put", "UCX put, segments of 64K", "UCX tag"
@@ -172,7 +175,9 @@ def goals():
             yield Goal(f"{row}, {shape}: >= 0.95 x the faster of bare sockets and iperf3",
                        (row, weft(shape)), ">=", 0.95, [(row, bare(shape)), (row, IPERF3)])
         for peer in (UCX, NIXL, MOONCAKE):
-            yield Goal(f"{row} >= 4 x {peer}", (row, WEFT), ">=", 4, [(row, peer)])
+            for shape in SHAPES:
+                yield Goal(f"{row}, {shape}: >= 4 x {peer}", (row, weft(shape)), ">=", 4,
+                           [(row, peer)])
         yield Goal(f"{read_row(m)} >= 0.9 x write", (read_row(m), WEFT), ">=", 0.9, [(row, WEFT)])
     yield Goal(f"{LATENCY} <= UCX tag", (LATENCY, WEFT), "<=", 1, [(LATENCY, UCX_TAG)])
     yield Goal(f"{LATENCY} <= 1.1 x bare sockets that spin", (LATENCY, WEFT), "<=", 1.1,

@@ -74,7 +74,9 @@ class Pipe:
 
 
 class Nixl:
-    env = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+    # where there is a GPU of NVIDIA, NIXL refuses a UCX that cannot reach its memory
+    env = {"UCX_TLS": "tcp,cuda_copy" if os.path.exists("/dev/nvidiactl") else "tcp",
+           "UCX_NET_DEVICES": "lo"}
 
     def __init__(self, name, memory):
         from nixl._api import nixl_agent, nixl_agent_config

@@ -24,6 +24,12 @@ IPERF3_BLOCK = 1 << 20
 PYTHON_PACKAGES = (["torch==2.13.0", "numpy"],
                    ["--no-deps", "nixl==1.5.1", "nixl-cu12==1.5.1",
                     "mooncake-transfer-engine-non-cuda==0.3.13.post1"])
+VERSIONS = """
+import importlib.metadata
+for d in importlib.metadata.distributions():
+    if d.name.split("-")[0] in ("torch", "nixl", "mooncake"):
+        print(d.name + " " + d.version)
+"""
 PIP_LIMIT_S = 1200
 # bare_file.c writes as many; the depth is that of weights pull.
 WEIGHTS_FILES, WEIGHTS_FILE, WEIGHTS_BLOCK = 8, 256 << 20, 16 << 20
@@ -220,9 +226,10 @@ class PythonPeer:
         with open(os.path.join(self.dir, "ready"), "w", encoding="ascii"):
             pass
 
-    @staticmethod
-    def versions():
-        return [word for words in PYTHON_PACKAGES for word in words if "==" in word]
+    def versions(self):
+        """Of what is there, which need not be what prepare() would take."""
+        found = proc.output([self.python, "-c", VERSIONS]) if os.path.exists(self.python) else ""
+        return found.splitlines()
 
     def bandwidth(self, kind, test, size):
         script = os.path.join(proc.TOP, "bench", "lib", "peer.py")
