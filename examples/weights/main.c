@@ -12,7 +12,7 @@
 #define RETRY_S 30 /* long enough to restart a server */
 
 static const char usage[] =
-    "weights serve DIR [--listen HOST:PORT] [--transport T]\n"
+    "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N]\n"
     "weights pull HOST:PORT DEST [--transport T] [--depth N] [--retry SECONDS] [--limit MB/s]\n"
     "             [--no-check | --verify] [--no-compare]\n"
     "weights pull HOST:PORT --memory [OPTION]...\n"
@@ -24,6 +24,9 @@ static const char usage[] =
     "\n"
     "  --listen HOST:PORT  address to accept clients at (127.0.0.1, any free port)\n"
     "  --transport T       names of transports to use, best first (all)\n"
+    "  --threads N         threads of serve that map files, and of Weft's, 1 to 8 (by the "
+    "processors:\n"
+    "                      1 below four, 2 below eight, else a quarter of them)\n"
     "  --depth N           pieces of 4 MiB under way at a time, 1 to 64 (16)\n"
     "  --retry SECONDS     how long to try to reach a server that is away (30)\n"
     "  --limit MB/s        move at most so many million bytes a second\n"
@@ -46,19 +49,35 @@ static double number(const char *text, double least, double most)
     return end != text && !*end && isfinite(value) && value >= least && value <= most ? value : -1;
 }
 
+static int threads_option(const char *value)
+{
+    double n = number(value, 1, THREADS_MOST);
+    return n == (int)n ? (int)n : -1;
+}
+
+static int bad_threads(void)
+{
+    return bad_usage("--threads takes a whole number from 1 to 8");
+}
+
 static int main_serve(int argc, char **argv)
 {
     static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
                                             {"transport", required_argument, NULL, 't'},
+                                            {"threads", required_argument, NULL, 'T'},
                                             {NULL, 0, NULL, 0}};
-    struct serve_opts opts = {0};
+    struct serve_opts opts = {.threads = threads_default()};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'l')
             opts.listen = optarg;
         else if (c == 't')
             opts.transport = optarg;
+        else if (c == 'T')
+            opts.threads = threads_option(optarg);
         else
             return 2;
+        if (opts.threads < 0)
+            return bad_threads();
     }
     if (argc - optind != 1)
         return bad_usage("serve takes one directory");

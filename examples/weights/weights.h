@@ -292,12 +292,67 @@ struct cat_result {
  * into a scratch file below root. */
 int cat_through_socket(int root, const struct manifest *m, uint64_t limit, struct cat_result *out);
 
+/* --- threads.c: how many ---------------------------------------------------------------------- */
+
+#define THREADS_MOST 8
+
+/* Threads of a kind for the processors that this process may use: 1 below four of them. */
+int threads_default(void);
+/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with more its bytes go by two
+ * lanes, unless WEFT_LANES says otherwise. To be called before the endpoint is opened. */
+int threads_of_weft(int threads);
+
+/* --- arena.c: addresses for windows ----------------------------------------------------------- */
+
+#define SLOTS 1024 /* windows of all clients: 4 GiB of addresses */
+
+int arena_open(void);
+/* Where a slot begins; it is PIECE bytes long. */
+uint8_t *arena_slot(int slot);
+/* Map nothing there: what is read is zeros. */
+void arena_blank(int slot);
+
+/* --- mapper.c: windows are opened and closed -------------------------------------------------- */
+
+#define WINDOWS_MOST 128 /* of one client: twice the depth it may have */
+
+struct window {
+    enum { WINDOW_FREE, WINDOW_OPENING, WINDOW_OPEN, WINDOW_CLOSING } state;
+    weft_conn_t conn; /* whose it is; 0: nobody's */
+    uint32_t id, file, piece;
+    weft_mem_t mem; /* 0: not registered */
+};
+
+struct mapper {
+    const struct catalog *catalog;
+    weft_endpoint_t endpoint;
+    pthread_mutex_t lock; /* for all below */
+    pthread_cond_t given;
+    struct window windows[SLOTS]; /* each at the arena's slot of that number */
+    int queue[SLOTS];             /* a ring: [head, tail) are to be opened or closed */
+    uint32_t head, tail;
+    int stop;
+    pthread_t threads[THREADS_MOST];
+    int nthreads; /* 0: whoever calls does the work */
+};
+int mapper_start(struct mapper *m, const struct catalog *catalog, weft_endpoint_t endpoint,
+                 int threads);
+/* A conn asks for a window, and hears when it is open, or why not. WEFT_EPROTO if it holds one of that id. */
+int mapper_open(struct mapper *m, weft_conn_t conn, const struct message *ask);
+/* A conn gives a window back. WEFT_EPROTO if it is not open. */
+int mapper_close(struct mapper *m, weft_conn_t conn, uint32_t id);
+/* Close all windows of a conn, which is closed itself: then no read is under way. */
+void mapper_drop(struct mapper *m, weft_conn_t conn);
+/* When all conns were dropped; what is queued is done first. */
+void mapper_stop(struct mapper *m);
+
 /* --- serve.c, pull.c: the two commands ------------------------------------------------------- */
 
 struct serve_opts {
     const char *dir;
     const char *listen;
     const char *transport;
+    int threads; /* that map files; 1: none but the one that answers */
 };
 int serve(const struct serve_opts *opts);
 
