@@ -3,10 +3,14 @@
  * Missing pieces are fetched, several at a time, and put into place.
  *
  * A slot carries one piece from asking to its place. Each turn of the loop takes back what the
- * writer has put into place, asks for as many pieces as there are free slots, lets Weft work,
- * starts a read for each window that the server has opened, and hands what was read to the writer.
+ * writers have put into place, asks for as many pieces as there are free slots, lets Weft work,
+ * starts a read for each window that the server has opened, and hands what was read to the writers.
  * When the server is lost, pieces that were under way are TODO again and the loop goes on with a
  * new conn.
+ *
+ * With several threads Weft moves the bytes by its own, and the loop only waits for windows: writers get slots that are
+ * still read into. Each call of Weft here that makes progress would drive the lanes in their stead, for as long as a piece
+ * takes, while windows and slots wait.
  */
 #include "weights.h"
 
@@ -17,11 +21,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#define NO_FILE UINT32_MAX
 /* Longest sleep of a turn: how late completions are noticed that came up while another operation
  * was asked for, and slots that come back while others are read. */
 #define TURN_MS 2
+/* The same while windows are waited for and Weft has threads: slots come back and want a new piece,
+ * but at full speed a window comes sooner. */
+#define GLANCE_MS 1
 /* A server that owes us something and is silent for so long is taken for lost. */
 #define SILENCE 30.0
+/* When no window and no piece came for so long, Weft is asked whether bytes still do. */
+#define QUIET 1.0
 /* Losses in a row, with no piece in place between them, after which the pull is given up. */
 #define MOST_BARREN 5
 /* Pause before a server that is out of windows is asked again. */
@@ -29,6 +39,12 @@
 /* Pieces of a file that may arrive wrong before it is given up: the first is an accident or a
  * change on the server, a third is neither. */
 #define MOST_WRONG 3
+
+/* Weft's threads move the bytes, and writers wait for them. */
+static int is_threaded(const struct fetch *f)
+{
+    return f->session->opts->threads > 1;
+}
 
 /* --- files --------------------------------------------------------------------------------- */
 
@@ -87,19 +103,51 @@ static void open_file(struct fetch *f, uint32_t file)
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-/* The next piece to ask for. 0 if there is none. */
-static int next_piece(struct fetch *f, uint32_t *file, uint32_t *piece)
+/* Has it a piece to ask for? */
+static int has_piece(struct target *t)
+{
+    if (t->state != FILE_FETCHING)
+        return 0;
+    while (t->scan < t->entry->npieces && t->pieces[t->scan] != PIECE_TODO)
+        t->scan++;
+    return t->scan < t->entry->npieces;
+}
+
+static int is_in_turns(const struct fetch *f, uint32_t file)
+{
+    for (int i = 0; i < f->session->opts->threads; i++)
+        if (f->turns[i] == file)
+            return 1;
+    return 0;
+}
+
+/* The next file to ask for pieces of, beside those in turns. */
+static uint32_t next_file(struct fetch *f)
 {
     for (; f->cursor < f->manifest->nfiles; f->cursor++) {
         struct target *t = &f->targets[f->cursor];
         if (t->state == FILE_NEW)
             open_file(f, f->cursor);
-        for (; t->state == FILE_FETCHING && t->scan < t->entry->npieces; t->scan++)
-            if (t->pieces[t->scan] == PIECE_TODO) {
-                *file = f->cursor;
-                *piece = t->scan;
-                return 1;
-            }
+        if (has_piece(t) && !is_in_turns(f, f->cursor))
+            return f->cursor;
+    }
+    return NO_FILE;
+}
+
+/* The next piece to ask for, of as many files in turn as there are writers. 0 if there is none. */
+static int next_piece(struct fetch *f, uint32_t *file, uint32_t *piece)
+{
+    int n = f->session->opts->threads;
+    for (int k = 0; k < n; k++) {
+        uint32_t *at = &f->turns[(f->turn + k) % n];
+        if (*at == NO_FILE || !has_piece(&f->targets[*at]))
+            *at = next_file(f);
+        if (*at == NO_FILE)
+            continue;
+        *file = *at;
+        *piece = f->targets[*at].scan;
+        f->turn = (f->turn + k + 1) % n;
+        return 1;
     }
     return 0;
 }
@@ -170,29 +218,52 @@ static void put_away(struct fetch *f, struct slot *s, int here)
         complete_file(f, s->file);
 }
 
-static void give_to_writer(struct fetch *f, struct slot *s)
+static void give_to_writers(struct fetch *f, struct slot *s)
 {
     const struct target *t = &f->targets[s->file];
     s->state = SLOT_WRITING;
     s->sum = f->session->opts->no_check ? NULL : piece_sum(t->entry, s->piece);
     s->fd = t->fd;
     f->writing++;
-    writer_give(&f->writer, s);
+    writers_give(&f->writers, s);
 }
 
-static void take_from_writer(struct fetch *f, int timeout_ms)
+/* The read of a slot failed: with the server, unless we have let go of it. Returns why. */
+static int lose_read(struct fetch *f, struct slot *s)
 {
-    for (struct slot *s; f->writing && (s = writer_take(&f->writer, timeout_ms)) != NULL;) {
+    int rc = s->read.status;
+    if (f->session->conn)
+        say("reading failed: %s", *s->read.text ? s->read.text : weft_strerror(rc));
+    put_away(f, s, 0);
+    return rc;
+}
+
+/* Take one back. Returns why its read failed, or 0. */
+static int take_back(struct fetch *f, struct slot *s)
+{
+    f->writing--;
+    if (s->read.status)
+        return lose_read(f, s);
+    if (s->result == -EBADMSG && ++f->targets[s->file].wrong == MOST_WRONG)
+        fail_file(f, s->file, "arrived wrong again and again");
+    else if (s->result == -EBADMSG)
+        say("%s: piece %u arrived wrong", f->targets[s->file].entry->name, s->piece);
+    else if (s->result)
+        fail_file(f, s->file, strerror(-s->result));
+    put_away(f, s, s->result == 0);
+    return 0;
+}
+
+static int take_from_writers(struct fetch *f, int timeout_ms)
+{
+    int rc = 0;
+    for (struct slot *s;
+         !rc && f->writing && (s = writers_take(&f->writers, timeout_ms)) != NULL;) {
         timeout_ms = 0;
-        f->writing--;
-        if (s->result == -EBADMSG && ++f->targets[s->file].wrong == MOST_WRONG)
-            fail_file(f, s->file, "arrived wrong again and again");
-        else if (s->result == -EBADMSG)
-            say("%s: piece %u arrived wrong", f->targets[s->file].entry->name, s->piece);
-        else if (s->result)
-            fail_file(f, s->file, strerror(-s->result));
-        put_away(f, s, s->result == 0);
+        f->heard_at = seconds();
+        rc = take_back(f, s);
     }
+    return rc;
 }
 
 /* --- reading ------------------------------------------------------------------------------- */
@@ -208,9 +279,13 @@ static int start_read(struct fetch *f, struct slot *s, const struct message *m)
                                  .remote = &m->remote, .nremote = 1, .notify = done,
                                  .notify_len = sizeof done),
                        &s->op);
-    if (rc >= 0)
-        s->state = SLOT_READING;
-    return rc;
+    if (rc < 0)
+        return rc;
+    s->state = SLOT_READING;
+    s->read.status = 0;
+    if (is_threaded(f))
+        give_to_writers(f, s);
+    return 0;
 }
 
 static struct slot *find_slot(struct fetch *f, uint32_t id)
@@ -238,11 +313,12 @@ static int on_window(struct fetch *f, const struct message *m)
     return 0;
 }
 
-static int take_windows(struct fetch *f)
+static int take_windows(struct fetch *f, int timeout_ms)
 {
     struct message m;
     int rc;
-    while ((rc = session_message(f->session, 0, &m)) == 0) {
+    for (; (rc = session_message(f->session, timeout_ms, &m)) == 0; timeout_ms = 0) {
+        f->heard_at = seconds();
         rc = on_window(f, &m);
         if (rc < 0)
             return rc;
@@ -254,36 +330,40 @@ static int take_reads(struct fetch *f)
 {
     for (int i = 0; i < f->depth; i++) {
         struct slot *s = &f->slots[i];
-        struct weft_op_status status;
-        int rc = s->state == SLOT_READING ? weft_op_poll(s->op, &status) : 0;
+        int rc = s->state == SLOT_READING ? weft_op_poll(s->op, &s->read) : 0;
         if (rc == 0)
             continue;
-        if (rc > 0) {
-            give_to_writer(f, s);
-        } else {
-            put_away(f, s, 0);
-            say("reading failed: %s", *status.text ? status.text : weft_strerror(rc));
-            return rc;
-        }
+        s->op = 0;
+        s->read.status = rc < 0 ? rc : 0;
+        if (rc < 0)
+            return lose_read(f, s);
+        give_to_writers(f, s);
     }
     return 0;
 }
 
 /* --- losing the server --------------------------------------------------------------------- */
 
-/* Is the server to answer or to send something? */
-static int owes(const struct fetch *f)
+static int count_slots(const struct fetch *f, int state)
 {
+    int n = 0;
     for (int i = 0; i < f->depth; i++)
-        if (f->slots[i].state == SLOT_ASKED || f->slots[i].state == SLOT_READING)
-            return 1;
-    return 0;
+        n += (int)f->slots[i].state == state;
+    return n;
+}
+
+/* Is the server to answer or to send something? */
+static int owes(struct fetch *f)
+{
+    return count_slots(f, SLOT_ASKED) || count_slots(f, SLOT_READING) ||
+           writers_reading(&f->writers);
 }
 
 /* Why the server has to be taken for lost; 0: it has not. */
 static int check_server(struct fetch *f)
 {
-    if (!owes(f))
+    if (!owes(f) ||
+        (seconds() - f->heard_at > QUIET && weft_endpoint_progress(f->session->endpoint, 1) > 0))
         f->heard_at = seconds();
     struct weft_conn_info info;
     int rc = weft_conn_info(f->session->conn, &info);
@@ -306,7 +386,7 @@ static void drop_server(struct fetch *f)
             put_away(f, s, 0);
     }
     while (f->writing)
-        take_from_writer(f, TURN_MS);
+        take_from_writers(f, TURN_MS);
 }
 
 static int reach_server_again(struct fetch *f)
@@ -339,23 +419,28 @@ static int recover(struct fetch *f, int why)
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
+/* Let Weft work, and take what came of it. */
+static int work(struct fetch *f)
+{
+    int rc = weft_endpoint_progress(f->session->endpoint, TURN_MS);
+    if (rc > 0)
+        f->heard_at = seconds();
+    if (rc >= 0)
+        rc = take_windows(f, 0);
+    return rc < 0 ? rc : take_reads(f);
+}
+
 static int turn(struct fetch *f)
 {
-    take_from_writer(f, 0);
-    int rc = ask_all(f), events = 0;
-    if (rc >= 0 && f->writing && !owes(f))
-        take_from_writer(f, TURN_MS);
-    else if (rc >= 0)
-        rc = events = weft_endpoint_progress(f->session->endpoint, TURN_MS);
+    double heard_at = f->heard_at;
+    int rc = take_from_writers(f, 0);
     if (rc >= 0)
-        rc = take_windows(f);
-    if (rc >= 0)
-        rc = take_reads(f);
-    if (events > 0)
-        f->heard_at = seconds();
+        rc = ask_all(f);
+    if (rc >= 0 && f->writing && !(is_threaded(f) ? count_slots(f, SLOT_ASKED) : owes(f)))
+        rc = take_from_writers(f, TURN_MS);
     else if (rc >= 0)
-        rc = check_server(f);
-    return rc;
+        rc = is_threaded(f) ? take_windows(f, GLANCE_MS) : work(f);
+    return rc < 0 || f->heard_at > heard_at ? rc : check_server(f);
 }
 
 /* Files of which nothing is missing need no server. */
@@ -370,6 +455,8 @@ static int run(struct fetch *f)
 {
     f->started = f->heard_at = f->moved_at = seconds();
     int rc = 0;
+    for (int i = 0; i < THREADS_MOST; i++)
+        f->turns[i] = NO_FILE;
     complete_files(f);
     while (rc >= 0 && f->settled < f->manifest->nfiles) {
         if (f->session->conn) {
@@ -449,10 +536,10 @@ int fetch_run(struct fetch *f)
 {
     int rc = open_buffers(f);
     if (!rc)
-        rc = writer_start(&f->writer);
+        rc = writers_start(&f->writers, f->session->opts->threads);
     if (!rc) {
         rc = run(f);
-        writer_stop(&f->writer);
+        writers_stop(&f->writers);
     }
     close_buffers(f);
     return rc;

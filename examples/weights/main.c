@@ -13,8 +13,8 @@
 
 static const char usage[] =
     "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N]\n"
-    "weights pull HOST:PORT DEST [--transport T] [--depth N] [--retry SECONDS] [--limit MB/s]\n"
-    "             [--no-check | --verify] [--no-compare]\n"
+    "weights pull HOST:PORT DEST [--transport T] [--threads N] [--depth N]\n"
+    "             [--retry SECONDS] [--limit MB/s] [--no-check | --verify] [--no-compare]\n"
     "weights pull HOST:PORT --memory [OPTION]...\n"
     "\n"
     "serve    let others pull the files below DIR; says where it listens\n"
@@ -24,9 +24,11 @@ static const char usage[] =
     "\n"
     "  --listen HOST:PORT  address to accept clients at (127.0.0.1, any free port)\n"
     "  --transport T       names of transports to use, best first (all)\n"
-    "  --threads N         threads of serve that map files, and of Weft's, 1 to 8 (by the "
-    "processors:\n"
-    "                      1 below four, 2 below eight, else a quarter of them)\n"
+    "  --threads N         threads for a kind of work, 1 to 8: of serve those that map files, of "
+    "pull\n"
+    "                      those that check and write, of both Weft's (by the processors: 1 below "
+    "four,\n"
+    "                      2 below eight, else a quarter of them)\n"
     "  --depth N           pieces of 4 MiB under way at a time, 1 to 64 (16)\n"
     "  --retry SECONDS     how long to try to reach a server that is away (30)\n"
     "  --limit MB/s        move at most so many million bytes a second\n"
@@ -92,6 +94,9 @@ static int pull_option(struct pull_opts *opts, int c, const char *value)
     case 't':
         opts->transport = value;
         return 0;
+    case 'T':
+        opts->threads = threads_option(value);
+        return opts->threads < 0 ? -1 : 0;
     case 'd':
         opts->depth = (int)number(value, 1, MOST_DEPTH);
         return opts->depth < 0 ? -1 : 0;
@@ -120,19 +125,17 @@ static int pull_option(struct pull_opts *opts, int c, const char *value)
 
 static int main_pull(int argc, char **argv)
 {
-    static const struct option options[] = {{"transport", required_argument, NULL, 't'},
-                                            {"depth", required_argument, NULL, 'd'},
-                                            {"retry", required_argument, NULL, 'r'},
-                                            {"limit", required_argument, NULL, 'm'},
-                                            {"memory", no_argument, NULL, 'M'},
-                                            {"no-check", no_argument, NULL, 'c'},
-                                            {"verify", no_argument, NULL, 'v'},
-                                            {"no-compare", no_argument, NULL, 'n'},
-                                            {NULL, 0, NULL, 0}};
-    struct pull_opts opts = {.depth = DEPTH, .retry = RETRY_S};
+    static const struct option options[] = {
+        {"transport", required_argument, NULL, 't'}, {"threads", required_argument, NULL, 'T'},
+        {"depth", required_argument, NULL, 'd'},     {"retry", required_argument, NULL, 'r'},
+        {"limit", required_argument, NULL, 'm'},     {"memory", no_argument, NULL, 'M'},
+        {"no-check", no_argument, NULL, 'c'},        {"verify", no_argument, NULL, 'v'},
+        {"no-compare", no_argument, NULL, 'n'},      {NULL, 0, NULL, 0}};
+    struct pull_opts opts = {.threads = threads_default(), .depth = DEPTH, .retry = RETRY_S};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
         if (pull_option(&opts, c, optarg))
-            return bad_usage("an option of pull is unknown or its value out of range");
+            return c == 'T' ? bad_threads()
+                            : bad_usage("an option of pull is unknown or its value out of range");
     if (argc - optind != (opts.memory ? 1 : 2))
         return bad_usage("pull takes an address and a directory, or an address and --memory");
     if (opts.memory && opts.verify)

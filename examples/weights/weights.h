@@ -38,6 +38,16 @@ double seconds(void);
  * terminal. total 0 wipes it. */
 void show_progress(uint64_t done, uint64_t total, double rate);
 
+/* --- threads.c: how many ---------------------------------------------------------------------- */
+
+#define THREADS_MOST 8
+
+/* Threads of a kind for the processors that this process may use: 1 below four of them. */
+int threads_default(void);
+/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with more its bytes go by two
+ * lanes, unless WEFT_LANES says otherwise. To be called before the endpoint is opened. */
+int threads_of_weft(int threads);
+
 /* --- digest.c: sums of pieces, SHA-256 of files ---------------------------------------------- */
 
 /* Sum of memory. */
@@ -220,7 +230,7 @@ int session_message(struct session *s, int timeout_ms, struct message *m);
 void session_drop(struct session *s);
 void session_close(struct session *s);
 
-/* --- writer.c: pieces that have been read are checked and written ------------------------------ */
+/* --- writer.c: pieces are checked and written --------------------------------------------------- */
 
 #define MOST_DEPTH 64
 
@@ -230,29 +240,36 @@ struct slot {
     uint32_t id, file, piece;
     uint8_t *buffer; /* where the piece arrives */
     size_t len;
-    weft_op_t op;
-    /* for the writer: */
+    weft_op_t op;               /* 0: the read is over */
+    struct weft_op_status read; /* how it ended */
+    /* for the writers: */
     const uint8_t *sum; /* what it has to be; NULL: that is not checked */
     int fd;             /* where it goes; -1: it stays in the buffer */
     int result;         /* 0, -EBADMSG: the sum is another, or -errno of writing */
 };
 
-/* A thread that checks and writes while the fetcher reads on. */
-struct writer {
-    pthread_t thread;
-    pthread_mutex_t lock;
+/* Threads that check and write while the fetcher reads on. */
+struct writers {
+    pthread_mutex_t lock; /* for all below */
     pthread_cond_t given, taken;
-    struct slot *slots[MOST_DEPTH]; /* a ring: [done, head) are done, [head, tail) are to do */
-    uint32_t done, head, tail;
+    struct slot *todo[MOST_DEPTH], *done[MOST_DEPTH];
+    int ntodo, ndone;
+    struct slot *hands[THREADS_MOST]; /* what each is busy with; NULL: nothing */
+    int nhands;
+    int reading; /* slots given whose read is not over */
     int stop;
+    pthread_t threads[THREADS_MOST];
+    int nthreads;
 };
-int writer_start(struct writer *w);
-/* Hand a slot over: it is the writer's until it comes back. */
-void writer_give(struct writer *w, struct slot *s);
+int writers_start(struct writers *w, int threads);
+/* Hand a slot over, with its read under way or over: it is the writers' until it comes back. */
+void writers_give(struct writers *w, struct slot *s);
+/* How many of them are waiting for their read. */
+int writers_reading(struct writers *w);
 /* A slot that is done; NULL if there is none for so long. */
-struct slot *writer_take(struct writer *w, int timeout_ms);
+struct slot *writers_take(struct writers *w, int timeout_ms);
 /* Nothing may be under way. */
-void writer_stop(struct writer *w);
+void writers_stop(struct writers *w);
 
 /* --- fetch.c: pieces that are missing are fetched --------------------------------------------- */
 
@@ -261,15 +278,17 @@ struct fetch {
     const struct manifest *manifest;
     struct target *targets;
     int root; /* -1: into memory */
-    struct writer writer;
+    struct writers writers;
     struct slot slots[MOST_DEPTH];
     int depth;
     uint8_t *buffers; /* one for each slot, or all files: registered once */
     size_t buffers_len;
     weft_mem_t buffers_mem;
-    uint32_t cursor; /* no file before it has a piece to ask for */
+    uint32_t turns[THREADS_MOST]; /* files of which pieces are asked for in turn; or NO_FILE */
+    int turn;                     /* the next of them */
+    uint32_t cursor;              /* no file before it has a piece to ask for, but for those */
     uint32_t next_id;
-    int writing;              /* slots that the writer has */
+    int writing;              /* slots that the writers have */
     uint64_t missing;         /* pieces that are not in place */
     uint32_t settled;         /* files that are WHOLE, DONE or FAILED */
     double asked_at;          /* with a limit: when the next piece may be asked for */
@@ -291,16 +310,6 @@ struct cat_result {
 /* Send up to limit bytes of the files as `cat FILES | nc` would, over one loopback TCP socket,
  * into a scratch file below root. */
 int cat_through_socket(int root, const struct manifest *m, uint64_t limit, struct cat_result *out);
-
-/* --- threads.c: how many ---------------------------------------------------------------------- */
-
-#define THREADS_MOST 8
-
-/* Threads of a kind for the processors that this process may use: 1 below four of them. */
-int threads_default(void);
-/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with more its bytes go by two
- * lanes, unless WEFT_LANES says otherwise. To be called before the endpoint is opened. */
-int threads_of_weft(int threads);
 
 /* --- arena.c: addresses for windows ----------------------------------------------------------- */
 
@@ -361,6 +370,7 @@ struct pull_opts {
     const char *dest;
     const char *transport;
     int depth;      /* pieces in flight */
+    int threads; /* that check and write; 1: the fetcher moves the bytes, and no thread of Weft */
     int retry;      /* seconds to try to reach a server that is away */
     double limit;   /* bytes a second; 0: as fast as it goes */
     int memory;     /* into memory instead of files; dest is NULL */

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A thread that checks pieces and writes them to their files, while the fetcher reads on.
+ * Threads that check pieces and write them to their files, while the fetcher reads on.
  *
- * It is one, since a file takes one write at a time. Writing whole pieces costs a copy from the
+ * A file takes one write at a time, so each takes a piece of a file that no other has in hand, if there is one; sums of one
+ * file are made by all. Writing whole pieces costs a copy from the
  * buffer; to receive into the mapped file instead would cost, for every page of a new file, a fault
  * that takes longer than to copy the page.
+ *
+ * They also wait for reads that have threads of Weft to move them: to ask for each whether it is done, as who moves the bytes
+ * himself does, would keep those threads from it.
  */
 #include "weights.h"
 
@@ -38,41 +42,98 @@ static int put_in_place(const struct slot *s)
     return rc || s->fd < 0 ? rc : write_piece(s);
 }
 
+/* It ends when its conn does, which the fetcher sees to if the server is silent. */
+static void await_read(struct writers *w, struct slot *s)
+{
+    if (!s->op)
+        return;
+    int rc = weft_op_wait(s->op, WEFT_FOREVER, &s->read);
+    s->read.status = rc < 0 ? rc : 0;
+    s->op = 0;
+    pthread_mutex_lock(&w->lock);
+    w->reading--;
+    pthread_mutex_unlock(&w->lock);
+}
+
+static int in_hand(const struct writers *w, uint32_t file)
+{
+    for (int i = 0; i < w->nthreads; i++)
+        if (w->hands[i] && w->hands[i]->file == file)
+            return 1;
+    return 0;
+}
+
+/* The oldest slot whose file nobody is writing; or the oldest, of which the sum can be made. The lock is held. */
+static struct slot *pick(struct writers *w)
+{
+    int i = 0;
+    while (i < w->ntodo && w->todo[i]->fd >= 0 && in_hand(w, w->todo[i]->file))
+        i++;
+    i = i < w->ntodo ? i : 0;
+    struct slot *s = w->todo[i];
+    w->ntodo--;
+    memmove(&w->todo[i], &w->todo[i + 1], (size_t)(w->ntodo - i) * sizeof *w->todo);
+    return s;
+}
+
 static void *writer_thread(void *arg)
 {
-    struct writer *w = arg;
+    struct writers *w = arg;
     pthread_mutex_lock(&w->lock);
+    struct slot **hand = &w->hands[w->nhands++];
     for (;;) {
-        while (w->head == w->tail && !w->stop)
+        while (!w->ntodo && !w->stop)
             pthread_cond_wait(&w->given, &w->lock);
-        if (w->head == w->tail)
+        if (!w->ntodo)
             break;
-        struct slot *s = w->slots[w->head % MOST_DEPTH];
+        struct slot *s = *hand = pick(w);
         pthread_mutex_unlock(&w->lock);
-        s->result = put_in_place(s);
+        await_read(w, s);
+        s->result = s->read.status ? 0 : put_in_place(s);
         pthread_mutex_lock(&w->lock);
-        w->head++;
+        *hand = NULL;
+        w->done[w->ndone++] = s;
         pthread_cond_signal(&w->taken);
     }
     pthread_mutex_unlock(&w->lock);
     return NULL;
 }
 
-int writer_start(struct writer *w)
+int writers_start(struct writers *w, int threads)
 {
     memset(w, 0, sizeof *w);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->given, NULL);
     pthread_cond_init(&w->taken, NULL);
-    return -pthread_create(&w->thread, NULL, writer_thread, w);
+    int rc = 0;
+    pthread_mutex_lock(&w->lock); /* nthreads is for those that have started, too */
+    while (!rc && w->nthreads < threads) {
+        rc = pthread_create(&w->threads[w->nthreads], NULL, writer_thread, w);
+        w->nthreads += !rc;
+    }
+    pthread_mutex_unlock(&w->lock);
+    if (!rc)
+        return 0;
+    say("cannot start a thread: %s", strerror(rc));
+    writers_stop(w);
+    return -rc;
 }
 
-void writer_give(struct writer *w, struct slot *s)
+void writers_give(struct writers *w, struct slot *s)
 {
     pthread_mutex_lock(&w->lock);
-    w->slots[w->tail++ % MOST_DEPTH] = s;
+    w->todo[w->ntodo++] = s;
+    w->reading += s->op != 0;
     pthread_cond_signal(&w->given);
     pthread_mutex_unlock(&w->lock);
+}
+
+int writers_reading(struct writers *w)
+{
+    pthread_mutex_lock(&w->lock);
+    int n = w->reading;
+    pthread_mutex_unlock(&w->lock);
+    return n;
 }
 
 /* The moment so many milliseconds from now, as conditions count. */
@@ -86,27 +147,28 @@ static struct timespec in_ms(int ms)
     return t;
 }
 
-struct slot *writer_take(struct writer *w, int timeout_ms)
+struct slot *writers_take(struct writers *w, int timeout_ms)
 {
     struct timespec until = in_ms(timeout_ms);
     struct slot *s = NULL;
     int rc = timeout_ms ? 0 : ETIMEDOUT;
     pthread_mutex_lock(&w->lock);
-    while (w->done == w->head && !rc)
+    while (!w->ndone && !rc)
         rc = pthread_cond_timedwait(&w->taken, &w->lock, &until);
-    if (w->done != w->head)
-        s = w->slots[w->done++ % MOST_DEPTH];
+    if (w->ndone)
+        s = w->done[--w->ndone];
     pthread_mutex_unlock(&w->lock);
     return s;
 }
 
-void writer_stop(struct writer *w)
+void writers_stop(struct writers *w)
 {
     pthread_mutex_lock(&w->lock);
     w->stop = 1;
-    pthread_cond_signal(&w->given);
+    pthread_cond_broadcast(&w->given);
     pthread_mutex_unlock(&w->lock);
-    pthread_join(w->thread, NULL);
+    for (int i = 0; i < w->nthreads; i++)
+        pthread_join(w->threads[i], NULL);
     pthread_cond_destroy(&w->taken);
     pthread_cond_destroy(&w->given);
     pthread_mutex_destroy(&w->lock);
