@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# One case of examples/weights over one transport: weights.sh CASE TRANSPORT WEIGHTS PROGRAMS
+# One case of examples/weights over one transport, with so many threads a kind:
+# weights.sh CASE TRANSPORT THREADS WEIGHTS PROGRAMS
 #   tree     a tree of odd files arrives whole; pulling again moves nothing
 #   memory   neither side takes more memory for a file that is larger by far
 #   server   the server is killed in the middle and comes back: the same pull completes
@@ -12,9 +13,13 @@
 #   busy     a server that is out of windows is asked again
 #   hostile  servers that lie: nothing is written outside the destination, every pull fails
 #   stranger clients that break the rules: each loses its conn, others are served
+#   killed   clients are killed while windows are mapped for them: all of those are unmapped
+#   stopped  the server is stopped while it maps windows: it ends well, and the pull with the next one
+#   files    one file, and more files than threads; the two sides with other numbers of threads
+#   threads  numbers of threads that there are not: refused with a sentence
 # PROGRAMS is the folder of weights_hostile and weights_stranger.
 set -u
-case=$1 transport=$2 weights=$3 programs=$4
+case=$1 transport=$2 threads=$3 weights=$4 programs=$5
 work=$(mktemp -d "${TMPDIR:-/tmp}/weights.XXXXXX") || exit 1
 src=$work/src dst=$work/dst report=$work/report
 MIB=1048576
@@ -32,7 +37,7 @@ cleanup() {
 trap cleanup EXIT
 
 fail() {
-    echo "FAILED $case.$transport: $*"
+    echo "FAILED $case.$transport.$threads: $*"
     for log in "$work"/*.log "$report"; do
         [ -f "$log" ] && { echo "--- $log"; tail -n $LINES_OF_LOG "$log"; }
     done
@@ -59,7 +64,7 @@ start() {
 }
 
 serve() { # address
-    start "$weights" serve "$src" --listen "$1" --transport "$transport"
+    start "$weights" serve "$src" --listen "$1" --transport "$transport" --threads "$threads"
 }
 
 stop_server() { # signal
@@ -70,8 +75,8 @@ stop_server() { # signal
 
 # Start a pull; sets client. The log grows with each pull, the report is new.
 start_pull() { # options
-    "$weights" pull "$address" "$dst" --transport "$transport" --no-compare "$@" \
-        >"$report" 2>>"$work/pull.log" &
+    "$weights" pull "$address" "$dst" --transport "$transport" --threads "$threads" \
+        --no-compare "$@" >"$report" 2>>"$work/pull.log" &
     client=$!
 }
 
@@ -128,7 +133,7 @@ case_tree() {
     find "$dst" -name '*.part' | grep -q . && fail "an unfinished file is left"
     pull || fail "second pull: status $?"
     [ "$(moved)" -eq 0 ] || fail "the second pull moved $(moved) bytes"
-    "$weights" pull "$address" "$work/other" --transport "$transport" >"$report" || fail "compare"
+    "$weights" pull "$address" "$work/other" --transport "$transport" --threads "$threads" >"$report" || fail "compare"
     grep -q '^cat .* GB/s' "$report" || fail "no comparison with cat"
     stop_server TERM
 }
@@ -185,7 +190,7 @@ case_modes() {
     random_file b 100000
     random_file none 0
     serve 127.0.0.1:0
-    "$weights" pull "$address" --memory --transport "$transport" >"$report" || fail "into memory"
+    "$weights" pull "$address" --memory --transport "$transport" --threads "$threads" >"$report" || fail "into memory"
     [ "$(moved)" -eq "$(size_of_src)" ] || fail "moved $(moved) bytes into memory"
     pull --no-check || fail "unchecked: status $?"
     same
@@ -197,7 +202,8 @@ case_modes() {
     stop_server TERM
     rm -rf "$dst"
     start "$programs/weights_hostile" wrong "$transport"
-    "$weights" pull "$address" --memory --transport "$transport" 2>"$work/pull.log" &&
+    "$weights" pull "$address" --memory --transport "$transport" --threads "$threads" \
+        2>"$work/pull.log" &&
         fail "wrong bytes in memory"
     grep -q 'arrived wrong again and again' "$work/pull.log" || fail "memory: not said"
     pull --no-check || fail "unchecked and wrong: status $?"
@@ -304,11 +310,104 @@ case_stranger() {
     random_file a 100000
     serve 127.0.0.1:0
     "$programs/weights_stranger" "$address" "$transport" 2>>"$work/pull.log" || fail "stranger"
+    nothing_mapped
     pull || fail "pull: status $?"
     same
+    nothing_mapped
+}
+
+# The server has no window of a file open; it may take a moment to close the last.
+nothing_mapped() {
+    for _ in $(seq 200); do
+        grep -qF "$src/" "/proc/$server/maps" || return 0
+        sleep 0.05
+    done
+    fail "windows stay open: $(grep -cF "$src/" "/proc/$server/maps")"
+}
+
+# Wait until the server has a window open.
+something_mapped() {
+    for _ in $(seq 1000); do
+        grep -qF "$src/" "/proc/$server/maps" && return
+        kill -0 "$client" 2>/dev/null || return
+    done
+    fail "the pull does not begin"
+}
+
+case_killed() {
+    for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
+    serve 127.0.0.1:0
+    for _ in $(seq 6); do
+        start_pull --depth 64
+        something_mapped
+        kill -9 $client
+        wait $client 2>/dev/null
+        rm -rf "$dst"
+    done
+    nothing_mapped
+    pull || fail "pull: status $?"
+    same
+    nothing_mapped
+    stop_server TERM
+}
+
+case_stopped() {
+    for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
+    serve 127.0.0.1:0
+    for _ in $(seq 3); do
+        start_pull --depth 64 --retry 20
+        something_mapped
+        kill -TERM "$server"
+        wait "$server" || fail "the server that was stopped: status $?"
+        serve "$address"
+        wait $client || fail "pull: status $?"
+        same
+        nothing_mapped
+        rm -rf "$dst"
+    done
+}
+
+# Both sides with so many threads: of serve, of pull.
+pull_with() { # threads threads
+    threads=$1
+    serve 127.0.0.1:0
+    threads=$2
+    pull || fail "pull $2 from $1: status $?"
+    same
+    [ "$(moved)" -eq "$(size_of_src)" ] || fail "pull $2 from $1: moved $(moved) bytes"
+    nothing_mapped
+    stop_server TERM
+    rm -rf "$dst"
+}
+
+case_files() {
+    local n=$threads
+    random_file one $((9 * PIECE + 1))
+    pull_with "$n" "$n"
+    for i in $(seq 7); do random_file "file $i" $((i * MIB + i)); done
+    pull_with "$n" "$n"
+    pull_with 8 "$n"
+    pull_with "$n" 2
+}
+
+# A command line that is refused: so, and nothing is begun.
+refused() { # arguments
+    timeout 10 "$weights" "$@" >"$report" 2>"$work/refused.log"
+    status=$?
+    [ $status -eq 2 ] || fail "$*: status $status"
+    grep -q 'threads takes a whole number from 1 to 8' "$work/refused.log" || fail "$*: not said"
+}
+
+case_threads() {
+    for n in 0 9 x 1.5 -1 '' 99999999999; do
+        refused serve "$src" --threads "$n"
+        refused pull 127.0.0.1:1 "$dst" --threads "$n"
+        [ -e "$dst" ] && fail "--threads '$n': the pull began"
+    done
+    true
 }
 
 mkdir -p "$src"
 declare -F "case_$case" >/dev/null || fail "there is no such case"
 "case_$case"
-echo "ok $case.$transport"
+echo "ok $case.$transport.$threads"

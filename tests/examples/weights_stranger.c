@@ -10,6 +10,8 @@
 
 #define WAIT_MS 10000
 #define STEP_MS 10
+#define CROWD 300
+#define CROWDS 5
 
 /* What a stranger sends; the server may close the conn at the last. */
 struct breach {
@@ -24,6 +26,7 @@ static const struct breach breaches[] = {
     {"the last number of a file", {{.type = MSG_OPEN, .file = UINT32_MAX}}, 1},
     {"one window twice", {{.type = MSG_OPEN, .id = 5}, {.type = MSG_OPEN, .id = 5}}, 2},
     {"a window that is not open", {{.type = MSG_CLOSE, .id = 5}}, 1},
+    {"one of another id", {{.type = MSG_OPEN, .id = 5}, {.type = MSG_CLOSE, .id = 6}}, 2},
     {"a window closed twice",
      {{.type = MSG_OPEN, .id = 5}, {.type = MSG_CLOSE, .id = 5}, {.type = MSG_CLOSE, .id = 5}},
      3},
@@ -64,6 +67,22 @@ static int try(const char *address, const struct breach *breach)
     return bad;
 }
 
+/* Ask for more windows than a client may have and leave before they are all open. */
+static int crowd(const char *address)
+{
+    weft_conn_t conn;
+    int rc = weft_endpoint_connect_to(endpoint, address, NULL, &conn);
+    if (rc < 0)
+        return 1;
+    for (uint32_t i = 0; i < CROWD && rc >= 0; i++)
+        rc = message_post(conn, &(struct message){.type = MSG_OPEN, .id = i});
+    /* delivered with those before it; what is no message ends the conn, while windows are opened */
+    if (rc >= 0)
+        weft_notify(conn, "enough", 6, WAIT_MS);
+    weft_conn_close(conn);
+    return rc < 0;
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 3)
@@ -73,6 +92,8 @@ int main(int argc, char **argv)
     int bad = try(argv[1], NULL);
     for (size_t i = 0; i < sizeof breaches / sizeof *breaches; i++)
         bad |= try(argv[1], &breaches[i]);
+    for (int i = 0; i < CROWDS; i++)
+        bad |= crowd(argv[1]);
     weft_endpoint_close(endpoint);
     return bad;
 }
