@@ -10,6 +10,7 @@
 
 /* The server answers at once or not at all: seconds are for a machine under load. */
 #define ANSWER_MS 10000
+#define LOOK_MS 50 /* so often it is looked whether it is still there */
 #define CONNECT_MS 5000
 /* Pause between two attempts: doubles from the first to the last. */
 #define FIRST_PAUSE 0.05
@@ -49,12 +50,28 @@ static int because(struct session *s, int rc, const char *why)
     return rc;
 }
 
+/* The answer of a server that may go before it gives one. */
+static int await_answer(struct session *s, struct message *m)
+{
+    double until = seconds() + ANSWER_MS * 1e-3;
+    for (;;) {
+        struct weft_conn_info info;
+        int rc = session_message(s, LOOK_MS, m);
+        if (rc != WEFT_ETIMEOUT || seconds() > until)
+            return rc;
+        if (weft_conn_info(s->conn, &info) < 0 || info.state == WEFT_CONN_DOWN)
+            return WEFT_EPEER;
+    }
+}
+
 static int hello(struct session *s, struct message *welcome)
 {
     int rc = message_post(s->conn, &(struct message){.type = MSG_HELLO});
     if (rc < 0)
         return because(s, rc, NULL);
-    rc = session_message(s, ANSWER_MS, welcome);
+    rc = await_answer(s, welcome);
+    if (rc == WEFT_EPEER)
+        return because(s, rc, "the server went before it answered");
     if (rc == WEFT_ETIMEOUT)
         return because(s, rc, "the server does not answer");
     if (rc == WEFT_EVERSION)

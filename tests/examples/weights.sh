@@ -261,6 +261,7 @@ control:$names
 huge:more than is accepted
 short:cannot read the manifest
 mute:does not answer
+gone:went before it answered
 wrong:arrived wrong again and again
 garbage:not a weights server
 window:without getting anything: giving up

@@ -17,6 +17,7 @@ struct lie {
     uint64_t manifest_len; /* instead of the true one */
     int manifest_cut;      /* bytes of the manifest that cannot be read */
     int mute;              /* hello is not answered */
+    int gone;              /* the conn is closed instead */
     int wrong;             /* the data is not what its sum says */
     int sha;               /* the SHA-256 is not that of the data */
     int garbage;           /* answers are not messages */
@@ -32,6 +33,7 @@ static const struct lie lies[] = {
     {.word = "huge", .manifest_len = (uint64_t)1 << 40},
     {.word = "short", .manifest_cut = 8},
     {.word = "mute", .mute = 1},
+    {.word = "gone", .gone = 1},
     {.word = "wrong", .wrong = 1},
     {.word = "sha", .sha = 1},
     {.word = "garbage", .garbage = 1},
@@ -80,6 +82,8 @@ static int offer(void *memory, size_t len, struct weft_remote *remote)
 
 static int answer(weft_conn_t conn, struct message *m)
 {
+    if (lie->gone)
+        return weft_conn_close(conn);
     if (lie->garbage)
         return weft_post(
             conn,
