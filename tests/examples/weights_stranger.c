@@ -67,7 +67,54 @@ static int try(const char *address, const struct breach *breach)
     return bad;
 }
 
-/* Ask for more windows than a client may have and leave before they are all open. */
+/* How many of n answers to a conn say STATUS_BUSY; -1 if one is anything but that or a window. */
+static int count_busy(weft_conn_t conn, int n)
+{
+    int busy = 0;
+    while (n) {
+        struct weft_notif notif;
+        struct message m;
+        if (weft_endpoint_notif(endpoint, WAIT_MS, &notif) < 0)
+            return -1;
+        int ours = notif.conn == conn; /* others are to those before it */
+        int rc = message_decode(notif.data, notif.len, &m);
+        weft_notif_free(&notif);
+        if (!ours)
+            continue;
+        n--;
+        if (rc < 0 || m.type != MSG_WINDOW || (m.status != STATUS_OK && m.status != STATUS_BUSY))
+            return -1;
+        busy += m.status == STATUS_BUSY;
+    }
+    return busy;
+}
+
+/* Hold all windows that a client may have: one more is refused, until one is given back. */
+static int greedy(const char *address)
+{
+    weft_conn_t conn;
+    int rc = weft_endpoint_connect_to(endpoint, address, NULL, &conn);
+    if (rc < 0)
+        return 1;
+    for (uint32_t i = 0; i <= WINDOWS_MOST && rc >= 0; i++)
+        rc = message_post(conn, &(struct message){.type = MSG_OPEN, .id = i});
+    int bad = rc < 0 || count_busy(conn, WINDOWS_MOST + 1) != 1;
+    uint32_t given = 0;
+    if (bad)
+        fprintf(stderr, "more windows than a client may have\n");
+    for (int busy = 1; !bad && busy;) { /* the window that was given back may still be closing */
+        message_post(conn, &(struct message){.type = MSG_CLOSE, .id = given++});
+        message_post(conn, &(struct message){.type = MSG_OPEN, .id = WINDOWS_MOST + given});
+        busy = count_busy(conn, 1);
+        bad = busy < 0 || given == WINDOWS_MOST;
+        if (bad)
+            fprintf(stderr, "a window that was given back cannot be had again\n");
+    }
+    weft_conn_close(conn);
+    return bad;
+}
+
+/* Ask for more windows than a client may have, and leave before they are all open. */
 static int crowd(const char *address)
 {
     weft_conn_t conn;
@@ -92,6 +139,7 @@ int main(int argc, char **argv)
     int bad = try(argv[1], NULL);
     for (size_t i = 0; i < sizeof breaches / sizeof *breaches; i++)
         bad |= try(argv[1], &breaches[i]);
+    bad |= greedy(argv[1]);
     for (int i = 0; i < CROWDS; i++)
         bad |= crowd(argv[1]);
     weft_endpoint_close(endpoint);
