@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The addresses at which the server maps pieces of its files: slots of one range, so that a fault in it is known. */
+/* Where the server maps pieces of its files: slots of one range, so that a fault in it is known. */
 #include "weights.h"
 
 #include <errno.h>

@@ -8,9 +8,9 @@
  * When the server is lost, pieces that were under way are TODO again and the loop goes on with a
  * new conn.
  *
- * With several threads Weft moves the bytes by its own, and the loop only waits for windows: writers get slots that are
- * still read into. Each call of Weft here that makes progress would drive the lanes in their stead, for as long as a piece
- * takes, while windows and slots wait.
+ * With several threads Weft moves the bytes by its own, and the loop only waits for windows:
+ * writers get slots that are still read into. A call that makes progress would move bytes in the
+ * stead of those threads, which step aside for it, while windows and slots wait.
  */
 #include "weights.h"
 

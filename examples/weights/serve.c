@@ -2,8 +2,9 @@
 /*
  * The server: lets clients read pieces of its files.
  *
- * One thread keeps the list of clients and answers their messages; windows are the mapper's. Nothing of a client is trusted:
- * it names files and pieces by number, and may hold a bounded number of windows.
+ * One thread keeps the list of clients and answers their messages; windows are the mapper's.
+ * Nothing of a client is trusted: it names files and pieces by number, and may hold a bounded
+ * number of windows.
  */
 #include "weights.h"
 

@@ -20,7 +20,7 @@ int session_open(struct session *s, const struct pull_opts *opts)
 {
     memset(s, 0, sizeof *s);
     s->opts = opts;
-    /* With one, the thread that plans the reads also moves their bytes: one hand-over less for each. */
+    /* With one, who plans the reads also moves their bytes: one hand-over less for each. */
     int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = opts->transport,
                                           .progress_threads = threads_of_weft(opts->threads)),
                                 &s->endpoint);

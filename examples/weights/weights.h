@@ -44,8 +44,9 @@ void show_progress(uint64_t done, uint64_t total, double rate);
 
 /* Threads of a kind for the processors that this process may use: 1 below four of them. */
 int threads_default(void);
-/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with more its bytes go by two
- * lanes, unless WEFT_LANES says otherwise. To be called before the endpoint is opened. */
+/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with
+ * more its bytes go by two lanes, unless WEFT_LANES says otherwise. To be called before the
+ * endpoint is opened. */
 int threads_of_weft(int threads);
 
 /* --- digest.c: sums of pieces, SHA-256 of files ---------------------------------------------- */
@@ -230,7 +231,7 @@ int session_message(struct session *s, int timeout_ms, struct message *m);
 void session_drop(struct session *s);
 void session_close(struct session *s);
 
-/* --- writer.c: pieces are checked and written --------------------------------------------------- */
+/* --- writer.c: pieces are checked and written ------------------------------------------------- */
 
 #define MOST_DEPTH 64
 
@@ -346,7 +347,8 @@ struct mapper {
 };
 int mapper_start(struct mapper *m, const struct catalog *catalog, weft_endpoint_t endpoint,
                  int threads);
-/* A conn asks for a window, and hears when it is open, or why not. WEFT_EPROTO if it holds one of that id. */
+/* A conn asks for a window, and hears when it is open, or why not. WEFT_EPROTO if it holds one of
+ * that id. */
 int mapper_open(struct mapper *m, weft_conn_t conn, const struct message *ask);
 /* A conn gives a window back. WEFT_EPROTO if it is not open. */
 int mapper_close(struct mapper *m, weft_conn_t conn, uint32_t id);

@@ -2,13 +2,13 @@
 /*
  * Threads that check pieces and write them to their files, while the fetcher reads on.
  *
- * A file takes one write at a time, so each takes a piece of a file that no other has in hand, if there is one; sums of one
- * file are made by all. Writing whole pieces costs a copy from the
+ * A file takes one write at a time, so each takes a piece of a file that no other has in hand, if
+ * there is one; sums of one file are made by all. Writing whole pieces costs a copy from the
  * buffer; to receive into the mapped file instead would cost, for every page of a new file, a fault
  * that takes longer than to copy the page.
  *
- * They also wait for reads that have threads of Weft to move them: to ask for each whether it is done, as who moves the bytes
- * himself does, would keep those threads from it.
+ * They also wait for reads that threads of Weft carry out: to ask for each whether it is done, as
+ * who moves the bytes himself does, would keep those threads from it.
  */
 #include "weights.h"
 
@@ -63,7 +63,8 @@ static int in_hand(const struct writers *w, uint32_t file)
     return 0;
 }
 
-/* The oldest slot whose file nobody is writing; or the oldest, of which the sum can be made. The lock is held. */
+/* The oldest slot whose file nobody is writing; or the oldest, of which the sum can be made. The
+ * lock is held. */
 static struct slot *pick(struct writers *w)
 {
     int i = 0;
