@@ -89,16 +89,22 @@ static int count_busy(weft_conn_t conn, int n)
     return busy;
 }
 
+/* Connect and ask for windows 0 to n-1. */
+static int ask(const char *address, uint32_t n, weft_conn_t *conn)
+{
+    int rc = weft_endpoint_connect_to(endpoint, address, NULL, conn);
+    for (uint32_t i = 0; i < n && rc >= 0; i++)
+        rc = message_post(*conn, &(struct message){.type = MSG_OPEN, .id = i});
+    return rc < 0;
+}
+
 /* Hold all windows that a client may have: one more is refused, until one is given back. */
 static int greedy(const char *address)
 {
     weft_conn_t conn;
-    int rc = weft_endpoint_connect_to(endpoint, address, NULL, &conn);
-    if (rc < 0)
+    if (ask(address, WINDOWS_MOST + 1, &conn))
         return 1;
-    for (uint32_t i = 0; i <= WINDOWS_MOST && rc >= 0; i++)
-        rc = message_post(conn, &(struct message){.type = MSG_OPEN, .id = i});
-    int bad = rc < 0 || count_busy(conn, WINDOWS_MOST + 1) != 1;
+    int bad = count_busy(conn, WINDOWS_MOST + 1) != 1;
     uint32_t given = 0;
     if (bad)
         fprintf(stderr, "more windows than a client may have\n");
@@ -114,20 +120,32 @@ static int greedy(const char *address)
     return bad;
 }
 
+/* Close the last of many windows twice, while the others before it are being closed. */
+static int hasty(const char *address)
+{
+    weft_conn_t conn;
+    if (ask(address, WINDOWS_MOST, &conn) || count_busy(conn, WINDOWS_MOST))
+        return 1;
+    for (uint32_t i = 0; i < WINDOWS_MOST; i++)
+        message_post(conn, &(struct message){.type = MSG_CLOSE, .id = i});
+    message_post(conn, &(struct message){.type = MSG_CLOSE, .id = WINDOWS_MOST - 1});
+    int bad = await_down(conn);
+    if (bad)
+        fprintf(stderr, "the server goes on with one of many windows closed twice\n");
+    weft_conn_close(conn);
+    return bad;
+}
+
 /* Ask for more windows than a client may have, and leave before they are all open. */
 static int crowd(const char *address)
 {
     weft_conn_t conn;
-    int rc = weft_endpoint_connect_to(endpoint, address, NULL, &conn);
-    if (rc < 0)
-        return 1;
-    for (uint32_t i = 0; i < CROWD && rc >= 0; i++)
-        rc = message_post(conn, &(struct message){.type = MSG_OPEN, .id = i});
+    int rc = ask(address, CROWD, &conn);
     /* delivered with those before it; what is no message ends the conn, while windows are opened */
-    if (rc >= 0)
+    if (!rc)
         weft_notify(conn, "enough", 6, WAIT_MS);
     weft_conn_close(conn);
-    return rc < 0;
+    return rc;
 }
 
 int main(int argc, char **argv)
@@ -140,6 +158,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof breaches / sizeof *breaches; i++)
         bad |= try(argv[1], &breaches[i]);
     bad |= greedy(argv[1]);
+    for (int i = 0; i < CROWDS; i++)
+        bad |= hasty(argv[1]);
     for (int i = 0; i < CROWDS; i++)
         bad |= crowd(argv[1]);
     weft_endpoint_close(endpoint);
