@@ -73,6 +73,13 @@ stop_server() { # signal
     server=0
 } 2>/dev/null # bash tells of killed children
 
+# Stop it as a user does: it ends well, as a sanitizer sees it, too.
+end_server() {
+    kill -TERM "$server"
+    wait "$server" || fail "the server that was stopped: status $?"
+    server=0
+}
+
 # Start a pull; sets client. The log grows with each pull, the report is new.
 start_pull() { # options
     "$weights" pull "$address" "$dst" --transport "$transport" --threads "$threads" \
@@ -135,7 +142,7 @@ case_tree() {
     [ "$(moved)" -eq 0 ] || fail "the second pull moved $(moved) bytes"
     "$weights" pull "$address" "$work/other" --transport "$transport" --threads "$threads" >"$report" || fail "compare"
     grep -q '^cat .* GB/s' "$report" || fail "no comparison with cat"
-    stop_server TERM
+    end_server
 }
 
 case_server() {
@@ -150,6 +157,7 @@ case_server() {
     wait $client || fail "pull: status $?"
     grep -q 'connected again' "$work/pull.log" || fail "the server was not lost in between"
     same
+    end_server
 }
 
 case_client() {
@@ -164,6 +172,7 @@ case_client() {
     same
     [ "$(here)" -ge $((2 * PIECE)) ] || fail "only $(here) bytes were kept"
     [ $(($(here) + $(moved))) -eq $((8 * PIECE)) ] || fail "moved $(moved), kept $(here)"
+    end_server
 }
 
 # Change one byte: file offset.
@@ -183,6 +192,7 @@ case_corrupt() {
     pull || fail "second pull: status $?"
     same
     [ "$(moved)" -eq $((PIECE + 100000)) ] || fail "moved $(moved) bytes"
+    end_server
 }
 
 case_modes() {
@@ -199,7 +209,7 @@ case_modes() {
     grep -q '^verified SHA-256 of every file' "$report" || fail "SHA-256 was not compared"
     same
     pull --verify || fail "verified, nothing to move: status $?"
-    stop_server TERM
+    end_server
     rm -rf "$dst"
     start "$programs/weights_hostile" wrong "$transport"
     "$weights" pull "$address" --memory --transport "$transport" --threads "$threads" \
@@ -229,15 +239,16 @@ case_changed() {
     cmp "$src/good" "$dst/good" || fail "good"
     [ -e "$dst/changed" ] && fail "a file that changed has its final name"
     kill -0 "$server" || fail "the server ended"
-    stop_server TERM
+    end_server
     serve "$address"
     pull || fail "pull from a server that knows the change: status $?"
     same
+    end_server
 }
 
 case_away() {
     serve 127.0.0.1:0
-    stop_server TERM
+    end_server
     start_s=$SECONDS
     pull_fails "pull without a server" --retry 1
     [ $((SECONDS - start_s)) -le 15 ] || fail "it took $((SECONDS - start_s)) s"
@@ -290,7 +301,7 @@ memory_for() { # MiB
     same
     theirs=$(most_memory "$server")
     [ "$theirs" -gt "$memory" ] && memory=$theirs
-    stop_server TERM
+    end_server
 }
 
 case_memory() {
@@ -315,6 +326,7 @@ case_stranger() {
     pull || fail "pull: status $?"
     same
     nothing_mapped
+    end_server
 }
 
 # The server has no window of a file open; it may take a moment to close the last.
@@ -349,7 +361,7 @@ case_killed() {
     pull || fail "pull: status $?"
     same
     nothing_mapped
-    stop_server TERM
+    end_server
 }
 
 case_stopped() {
@@ -358,8 +370,7 @@ case_stopped() {
     for _ in $(seq 3); do
         start_pull --depth 64 --retry 20
         something_mapped
-        kill -TERM "$server"
-        wait "$server" || fail "the server that was stopped: status $?"
+        end_server
         serve "$address"
         wait $client || fail "pull: status $?"
         same
@@ -377,7 +388,7 @@ pull_with() { # threads threads
     same
     [ "$(moved)" -eq "$(size_of_src)" ] || fail "pull $2 from $1: moved $(moved) bytes"
     nothing_mapped
-    stop_server TERM
+    end_server
     rm -rf "$dst"
 }
 
@@ -411,4 +422,5 @@ case_threads() {
 mkdir -p "$src"
 declare -F "case_$case" >/dev/null || fail "there is no such case"
 "case_$case"
+grep -lE 'Sanitizer|runtime error:' "$work"/*.log && fail "a sanitizer complains"
 echo "ok $case.$transport.$threads"
