@@ -371,13 +371,13 @@ struct pull_opts {
     const char *address;
     const char *dest;
     const char *transport;
-    int depth;      /* pieces in flight */
-    int threads; /* that check and write; 1: the fetcher moves the bytes, and no thread of Weft */
-    int retry;      /* seconds to try to reach a server that is away */
-    double limit;   /* bytes a second; 0: as fast as it goes */
-    int memory;     /* into memory instead of files; dest is NULL */
-    int no_check;   /* take what arrives for right */
-    int verify;     /* compare SHA-256 of whole files */
+    int depth;    /* pieces in flight */
+    int threads;  /* that check and write; 1: the fetcher moves the bytes, and no thread of Weft */
+    int retry;    /* seconds to try to reach a server that is away */
+    double limit; /* bytes a second; 0: as fast as it goes */
+    int memory;   /* into memory instead of files; dest is NULL */
+    int no_check; /* take what arrives for right */
+    int verify;   /* compare SHA-256 of whole files */
     int no_compare; /* leave out the comparison with cat */
 };
 int pull(const struct pull_opts *opts);
