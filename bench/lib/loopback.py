@@ -142,6 +142,9 @@ def idle_rows(t):
 PIECE = 4 * MIB  # what examples/weights reads at a time
 COLD_DEPTH = 64  # as many of them are 256 MiB on each side: far more than caches hold
 READ_COLD = "weft_perf read, 256 MiB under way"
+THREADS = p.weights_threads()
+READ_THREADS = f"weft_perf read, {THREADS} threads"
+READ_THREADS_COLD = f"{READ_THREADS}, 256 MiB under way"
 READ, FILES, FLOOR = "weft_perf read", "the files written by themselves", "floor: read and write"
 PULL, PULL_MEMORY = "weights pull", "weights pull --memory"
 PULL_BARE = f"{PULL_MEMORY} --no-check"
@@ -156,6 +159,9 @@ def weights_rows(t):
         yield Row(pull_row(w.transport), "GB/s", {
             READ: lambda w=w: t.weights.read(w, PIECE),
             READ_COLD: lambda w=w: w.bandwidth("read", PIECE, "--depth", str(COLD_DEPTH)),
+            READ_THREADS: lambda w=w: t.weights.read(w, PIECE, "--progress-threads", str(THREADS)),
+            READ_THREADS_COLD: lambda w=w: w.bandwidth("read", PIECE, "--depth", str(COLD_DEPTH),
+                                                       "--progress-threads", str(THREADS)),
             PULL_BARE: lambda w=w: t.weights.pull(w.transport, "--memory", "--no-check"),
             PULL_MEMORY: lambda w=w: t.weights.pull(w.transport, "--memory"),
             FILES: t.weights.write,
@@ -198,6 +204,8 @@ def goals():
     yield Goal(f"{LOCAL_LATENCY} <= 1.5 us", (LOCAL_LATENCY, WEFT), "<=", 1.5)
     for transport in ("tcp", "local"):
         row = pull_row(transport)
-        for what, than in ((PULL_BARE, READ), (PULL_BARE, READ_COLD), (PULL, READ), (PULL, FLOOR)):
+        for what, than in ((PULL_BARE, READ), (PULL_BARE, READ_COLD), (PULL_MEMORY, READ),
+                           (PULL, READ), (PULL, FLOOR), (PULL_BARE, READ_THREADS),
+                           (PULL_BARE, READ_THREADS_COLD), (PULL, READ_THREADS_COLD)):
             yield Goal(f"{what} >= 0.9 x {than}, {transport}", (row, what), ">=", 0.9,
                        [(row, than)])

@@ -241,6 +241,12 @@ class PythonPeer:
         return Sample(result["GBps"], result["cpu_s_per_GB"])
 
 
+def weights_threads():
+    """What weights takes by itself."""
+    n = len(os.sched_getaffinity(0))
+    return min(8, n // 2) if n > 4 else min(2, n)
+
+
 class Weights:
     """examples/weights: files made once, served by one process and pulled by another."""
 
@@ -248,9 +254,9 @@ class Weights:
         self.notes, self.place = notes, place
         self.cpu = {}  # of what a pull into files is made of: s/GB, and the read's speed
 
-    def read(self, weft, size):
+    def read(self, weft, size, *options):
         """weft_perf read with as many bytes under way as a pull has."""
-        sample = weft.bandwidth("read", size, "--depth", str(WEIGHTS_DEPTH))
+        sample = weft.bandwidth("read", size, "--depth", str(WEIGHTS_DEPTH), *options)
         self.cpu[weft.transport] = sample
         return sample
 

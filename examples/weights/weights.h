@@ -42,11 +42,9 @@ void show_progress(uint64_t done, uint64_t total, double rate);
 
 #define THREADS_MOST 8
 
-/* Threads of a kind for the processors that this process may use: 1 below four of them. */
+/* Threads of a kind for the processors that this process may use: half of them, 2 of 2 or 3. */
 int threads_default(void);
-/* progress_threads of the endpoint beside so many threads of ours: with one there are none, with
- * more its bytes go by two lanes, unless WEFT_LANES says otherwise. To be called before the
- * endpoint is opened. */
+/* progress_threads of the endpoint beside so many threads of ours: with one there are none. */
 int threads_of_weft(int threads);
 
 /* --- digest.c: sums of pieces, SHA-256 of files ---------------------------------------------- */
