@@ -27,7 +27,7 @@ PYTHON_PACKAGES = (["torch==2.13.0", "numpy"],
 VERSIONS = """
 import importlib.metadata
 for d in importlib.metadata.distributions():
-    if d.name.split("-")[0] in ("torch", "nixl", "mooncake"):
+    if d.name == "torch" or d.name.split("-")[0] in ("nixl", "mooncake"):
         print(d.name + " " + d.version)
 """
 PIP_LIMIT_S = 1200
