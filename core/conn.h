@@ -88,7 +88,8 @@ bool weft__conn_idle(void *conn);
 void weft__conn_free(struct weft__conn *conn);
 /* Free passive conns that died. No lock held but the boot lock. */
 void weft__conn_reap(struct weft__endpoint *ep);
-void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
+void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
+    WEFT_PRINTF(3, 4) WEFT_COLD;
 void weft__conn_up(struct weft__conn *conn);
 /* A link has room again, which a cmd of either kind may have taken: for what waits of both. */
 void weft__conn_refill(struct weft__conn *conn);
@@ -102,7 +103,7 @@ static inline void weft__conn_fill(struct weft__conn *conn)
 void weft__conn_close(struct weft__conn *conn, uint64_t linger_until);
 void weft__link_shut(struct weft__link *link, int status);
 /* The transport reports, or has been made to. Endpoint lock held. */
-void weft__link_lost(struct weft__link *link, int status, const char *why);
+void weft__link_lost(struct weft__link *link, int status, const char *why) WEFT_COLD;
 void weft__link_closed(struct weft__link *link);
 /* Messages about links. 0, or a code that takes the conn down. */
 int weft__link_lost_arrived(struct weft__conn *conn, uint32_t index);

@@ -111,13 +111,13 @@ struct weft__op {
 struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind);
 void weft__op_free(struct weft__op *op);
 /* First failure wins. The text may be NULL. */
-void weft__op_fail(struct weft__op *op, int status, const char *text);
+void weft__op_fail(struct weft__op *op, int status, const char *text) WEFT_COLD;
 /* A part has ended; ends the op when it was the last. */
 void weft__op_unpend(struct weft__op *op);
 /* Ends the op if nothing of it is pending any more. */
 void weft__op_settle(struct weft__op *op);
 /* The conn is down: drop what has not started. */
-void weft__op_abort(struct weft__op *op, int status, const char *text);
+void weft__op_abort(struct weft__op *op, int status, const char *text) WEFT_COLD;
 /* Drop what has not started; the op ends when the rest has. */
 void weft__op_cancel(struct weft__op *op);
 void weft__op_pool_free(struct weft__endpoint *ep);

@@ -523,7 +523,8 @@ int efa_link_open(struct weft_nic *base, const struct weft_link_opts *opts,
 int efa_link_address(struct weft_link *base, void *buf, size_t cap);
 int efa_link_connect(struct weft_link *base, const void *addr, size_t len);
 void efa_link_close(struct weft_link *base);
-void efa_link_fail(struct efa_link *link, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
+void efa_link_fail(struct efa_link *link, int status, const char *fmt, ...)
+    WEFT_PRINTF(3, 4) WEFT_COLD;
 void efa_link_on_hello(struct efa_link *link, const struct efa_hello *hello);
 void efa_link_on_up(struct efa_link *link);
 void efa_link_on_target(struct efa_link *link, const struct efa_target *target);

@@ -438,7 +438,7 @@ void local_link_hello(struct local_nic *nic, struct local_guest *guest);
 /* Something has come over the link's own socket. */
 void local_link_event(struct local_link *link);
 /* The link is lost. LINK_DOWN follows, or link_connect says so. */
-void local_link_lost(struct local_link *link, int status);
+void local_link_lost(struct local_link *link, int status) WEFT_COLD;
 /* Put a link among those that poll looks at, and take it out. */
 void local_link_activate(struct local_link *link);
 void local_link_deactivate(struct local_link *link);

@@ -305,7 +305,7 @@ void tcp_sock_greet(struct tcp_sock *sock);
 /* epoll's interest in a socket. */
 int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source);
 /* The link is lost: comps that have not been earned are dropped, LINK_DOWN follows. */
-void tcp_link_fail(struct tcp_link *link, int status);
+void tcp_link_fail(struct tcp_link *link, int status) WEFT_COLD;
 /* The code for an error of send, recv or connect. */
 int tcp_status(int err);
 /* Fail links whose peer's kernel has been silent for too long. */

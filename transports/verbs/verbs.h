@@ -474,7 +474,8 @@ weft_link_address_fn verbs_link_address;
 weft_link_connect_fn verbs_link_connect;
 weft_link_close_fn verbs_link_close;
 /* The link is lost, LINK_DOWN follows. */
-void verbs_link_fail(struct verbs_link *link, int status, const char *fmt, ...) WEFT_PRINTF(3, 4);
+void verbs_link_fail(struct verbs_link *link, int status, const char *fmt, ...)
+    WEFT_PRINTF(3, 4) WEFT_COLD;
 /* The link of a control queue pair, or NULL. */
 struct verbs_link *verbs_link_find(const struct verbs_nic *nic, uint32_t qpn);
 /* The proof of the link's key that the end in this role gives, and whether this is one: 0, or a code. */

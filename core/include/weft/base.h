@@ -24,8 +24,11 @@ extern "C" {
 
 #if defined(__GNUC__)
 #define WEFT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+/* Not called when all goes well: neither it nor the way to it takes room in the path of small operations. */
+#define WEFT_COLD __attribute__((cold))
 #else
 #define WEFT_PRINTF(fmt, args)
+#define WEFT_COLD
 #endif
 
 /* Version of the library that is loaded, as "major.minor.patch". Static storage. */

@@ -338,7 +338,7 @@ typedef const struct weft_transport *weft_module_transport_fn(void);
 /* --- what core offers to transports and GPU backends ------------------------------------- */
 
 /* Remember a sentence for weft_last_error and return code: `return weft_fail(-EINVAL, "...")`. */
-WEFT_API int weft_fail(int code, const char *fmt, ...) WEFT_PRINTF(2, 3);
+WEFT_API int weft_fail(int code, const char *fmt, ...) WEFT_PRINTF(2, 3) WEFT_COLD;
 
 /* Settings of the one table in core/config.c. An unknown name gives 0 / "" and an error log. */
 WEFT_API int64_t weft_config_int(const char *name);
@@ -437,7 +437,7 @@ WEFT_API int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_
 
 /* Log one line: lower case, object first, no newline. Keeps errno. */
 WEFT_API void weft_log(enum weft_log_level level, const char *subsystem, const char *fmt, ...)
-    WEFT_PRINTF(3, 4);
+    WEFT_PRINTF(3, 4) WEFT_COLD;
 /* True if a line of this level would be written: guards expensive arguments. */
 WEFT_API int weft_log_on(enum weft_log_level level, const char *subsystem);
 
