@@ -363,17 +363,27 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
 /* Does it name what may be a GPU's, and no registration tells? */
 static bool asks_whose(const struct weft_xfer *x)
 {
-    bool asks = x->op == WEFT_XFER_SEND || x->notify || x->result || x->stream;
+    bool asks = x->notify || x->result || x->stream;
     for (size_t i = 0; i < x->nlocal && !asks; i++)
         asks = !x->local[i].mem;
     return asks;
+}
+
+/* Too long to go with its payload. */
+static bool is_large(const struct weft__endpoint *ep, const struct weft_xfer *x)
+{
+    uint64_t room = ep->eager;
+    for (size_t i = 0; i < x->nlocal; room -= x->local[i++].len)
+        if (x->local[i].len > room)
+            return true;
+    return false;
 }
 
 static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
     bool gpus = conn->ep->gpu_apart || (asks_whose(x) && weft__mem_gpus(conn->ep));
-    if (x->op == WEFT_XFER_SEND || x->notify || gpus) {
+    if (x->notify || gpus || (x->op == WEFT_XFER_SEND && is_large(conn->ep, x))) {
         p = &parts;
         int rc = prepare(conn->ep, x, p);
         if (rc)
@@ -383,7 +393,8 @@ static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
     int rc = x->stream ? weft__after_mark(conn->ep, x->stream, &after) : 0;
     if (rc == 0) {
         bool more = x->flags & WEFT_XFER_MORE;
-        struct weft__lane *lane = weft__post_lock(conn, more);
+        /* a RECV has nothing for the nic */
+        struct weft__lane *lane = weft__post_lock(conn, more || x->op == WEFT_XFER_RECV);
         rc = begin(conn, x, p, after, urgent, out);
         weft__post_unlock(conn, lane, more);
     }
