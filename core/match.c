@@ -127,40 +127,52 @@ static bool may_go(const struct weft__conn *conn, const struct weft__stream *s,
     return op->large || conn->eager_out + message_len(op) <= conn->peer_window;
 }
 
+/* The message of an op that is in no queue. */
+static void go(struct weft__conn *conn, struct weft__op *op)
+{
+    enum weft__stream_id stream = stream_of(op);
+    struct weft__rec *rec = rec_add(&conn->stream[stream], op);
+    if (!rec) {
+        weft__op_fail(op, -ENOMEM, "no memory for a message");
+        weft__op_settle(op);
+        return;
+    }
+    struct weft__msg_head head = {.flags = op->urgent ? WEFT__MSG_URGENT : 0,
+                                  .stream = (uint8_t)stream,
+                                  .index = rec->index,
+                                  .len = message_len(op)};
+    conn->stats.msgs_sent++;
+    conn->stats.bytes_sent += head.len;
+    if (op->large)
+        post_large(conn, op, &head);
+    else
+        post_eager(conn, op, &head);
+}
+
+static WEFT__APART void fill(struct weft__conn *conn, struct weft__stream *s)
+{
+    struct weft__op *op;
+    while (conn->state == WEFT_CONN_UP && (op = s->sendq.head) && may_go(conn, s, op)) {
+        weft__opq_remove(&s->sendq, op);
+        go(conn, op);
+    }
+}
+
 void weft__match_fill(struct weft__conn *conn)
 {
-    if (!conn->stream[WEFT__STREAM_SEND].sendq.head &&
-        !conn->stream[WEFT__STREAM_NOTIFY].sendq.head)
-        return;
-    for (int i = 0; i < WEFT__STREAMS; i++) {
-        struct weft__stream *s = &conn->stream[i];
-        struct weft__op *op;
-        while (conn->state == WEFT_CONN_UP && (op = s->sendq.head) && may_go(conn, s, op)) {
-            weft__opq_remove(&s->sendq, op);
-            struct weft__rec *rec = rec_add(s, op);
-            if (!rec) {
-                weft__op_fail(op, -ENOMEM, "no memory for a message");
-                weft__op_settle(op);
-                continue;
-            }
-            struct weft__msg_head head = {.flags = op->urgent ? WEFT__MSG_URGENT : 0,
-                                          .stream = (uint8_t)i,
-                                          .index = rec->index,
-                                          .len = message_len(op)};
-            conn->stats.msgs_sent++;
-            conn->stats.bytes_sent += head.len;
-            if (op->large)
-                post_large(conn, op, &head);
-            else
-                post_eager(conn, op, &head);
-        }
-    }
+    for (int i = 0; i < WEFT__STREAMS; i++)
+        if (conn->stream[i].sendq.head)
+            fill(conn, &conn->stream[i]);
 }
 
 void weft__match_send(struct weft__op *op)
 {
-    weft__opq_push(&op->conn->stream[stream_of(op)].sendq, op, WEFT__AT_SENDQ);
-    weft__match_fill(op->conn);
+    struct weft__conn *conn = op->conn;
+    struct weft__stream *s = &conn->stream[stream_of(op)];
+    if (!s->sendq.head && conn->state == WEFT_CONN_UP && may_go(conn, s, op))
+        go(conn, op);
+    else
+        weft__opq_push(&s->sendq, op, WEFT__AT_SENDQ);
 }
 
 bool weft__match_cancel(struct weft__op *op)
