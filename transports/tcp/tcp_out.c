@@ -271,19 +271,33 @@ static int cut(struct iovec *iov, int niov, uint64_t limit, uint64_t *sum)
 }
 
 /* One system call; a single piece does without a msghdr, which the kernel would have to copy. */
-static ssize_t send_some(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
+static ssize_t send_pieces(const struct tcp_sock *sock, struct iovec *iov, int niov)
 {
-    struct iovec iov[TCP_IOV];
-    struct msghdr msg = {.msg_iov = iov};
+    struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
     int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
-    int niov = cut(iov, out_gather(sock, iov), limit, want);
-    msg.msg_iovlen = (size_t)niov;
     ssize_t n;
     do
         n = niov == 1 ? send(sock->fd, iov->iov_base, iov->iov_len, flags)
                       : sendmsg(sock->fd, &msg, flags);
     while (n < 0 && errno == EINTR);
     return n;
+}
+
+static ssize_t send_mixed(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
+{
+    struct iovec iov[TCP_IOV];
+    int niov = cut(iov, out_gather(sock, iov), limit, want);
+    return send_pieces(sock, iov, niov);
+}
+
+/* Heads and small payloads alone: most of what is sent at once. */
+static ssize_t send_plain(const struct tcp_sock *sock, uint64_t limit, uint64_t *want)
+{
+    struct tcp_buf *buf = sock->out;
+    uint64_t len = buf->tail - buf->head;
+    struct iovec iov = {buf->data + buf->head, len < limit ? len : limit};
+    *want = iov.iov_len;
+    return send_pieces(sock, &iov, 1);
 }
 
 /*
@@ -316,7 +330,8 @@ uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
     uint64_t sum = 0;
     while (!sock->blocked && sock->sent < sock->staged && sum < limit) {
         uint64_t want;
-        ssize_t n = send_some(sock, limit - sum, &want);
+        ssize_t n = sock->nsplices ? send_mixed(sock, limit - sum, &want)
+                                   : send_plain(sock, limit - sum, &want);
         if (n < 0 && errno != EAGAIN) {
             tcp_link_fail(sock->link, tcp_status(errno));
             return sum;

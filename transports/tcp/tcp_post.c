@@ -171,6 +171,28 @@ static bool post_any(struct tcp_link *link, const struct weft_cmd *cmd)
     return true;
 }
 
+/* What was just posted, when nothing else is under way: no more than a turn, before it returns to its caller. */
+static void send_first(struct tcp_link *link)
+{
+    struct tcp_sock *sock = &link->socks[0];
+    int64_t budget = TCP_TURN;
+    if (tcp_tx_queued(link)) {
+        tcp_tx_run(link, &budget);
+        return;
+    }
+    tcp_out_flush(sock, TCP_TURN);
+    if (link->state == TCP_LINK_UP && sock->sent != sock->staged && !sock->blocked)
+        tcp_tx_ready(link);
+}
+
+/* What was just posted, in its turn; but short ones do not wait for long ones. */
+static void send_behind(struct tcp_link *link, bool short_first)
+{
+    tcp_tx_ready(link);
+    if (short_first)
+        tcp_out_flush(&link->socks[0], TCP_TURN);
+}
+
 int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 {
     struct tcp_link *link = (struct tcp_link *)base;
@@ -193,14 +215,10 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     if (i == 0)
         return 0;
     bool more = cmds[i - 1].flags & WEFT_CMD_MORE;
-    int64_t budget = TCP_TURN; /* before it returns to its caller */
-    if (others == 0 && !more) {
-        tcp_tx_run(link, &budget);
-    } else {
-        tcp_tx_ready(link);
-        if (shorts == 0 && !more) /* it need not wait for long ones */
-            tcp_out_flush(&link->socks[0], TCP_TURN);
-    }
+    if (others == 0 && !more)
+        send_first(link);
+    else
+        send_behind(link, shorts == 0 && !more);
     return i;
 }
 
