@@ -100,8 +100,11 @@ static bool boot_due(struct weft__endpoint *ep, int happened)
 {
     if (atomic_load_explicit(&ep->booting, memory_order_relaxed))
         return true;
-    if (happened)
-        return atomic_fetch_add_explicit(&ep->beat, 1, memory_order_relaxed) % BOOT_EVERY == 0;
+    if (happened) { /* a beat that two threads count as one is no loss */
+        uint32_t beat = atomic_load_explicit(&ep->beat, memory_order_relaxed);
+        atomic_store_explicit(&ep->beat, beat + 1, memory_order_relaxed);
+        return beat % BOOT_EVERY == 0;
+    }
     uint64_t now = weft_now();
     if (now - atomic_load_explicit(&ep->boot_looked, memory_order_relaxed) < BOOT_IDLE_NS)
         return false;
