@@ -533,6 +533,16 @@ struct weft__lane *weft__post_lock(struct weft__conn *conn, bool more)
     return lane;
 }
 
+/* May what was posted with the promise of more wait for it? Who does not keep the promise waits no longer
+ * than until there is this much of it. Endpoint lock held. */
+static bool may_wait(const struct weft__conn *conn)
+{
+    for (int i = 0; i < conn->nlinks; i++)
+        if (conn->links[i]->up && conn->links[i]->lane->nqueued >= BATCH)
+            return false;
+    return conn->lanes != 0;
+}
+
 void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool more)
 {
     struct weft__endpoint *ep = conn->ep;
@@ -540,10 +550,8 @@ void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool mo
     if (lane) {
         lane->held = false;
         list = take(lane);
-    } else if (more) { /* a caller who does not keep the promise waits no longer than this */
-        lane = atomic_load_explicit(&conn->home, memory_order_relaxed);
-        more = lane && lane->nqueued < BATCH;
-        lane = NULL;
+    } else {
+        more = more && may_wait(conn);
     }
     pthread_mutex_unlock(&ep->lock);
     if (lane) {

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* core/lane.c: who hands long operations to the nics when the endpoint has several threads. */
+/* core/lane.c: who hands operations to the nics when the endpoint has several threads, and how many at once. */
 #include "contract/duo.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define T TEST_DEADLINE_MS
 #define SLOTS 32
 #define LEN ((size_t)128 << 10)
-#define OPS 4000
+#define ROUNDS 125
 
-/* What is sent by threads of the library, and by that of the test. */
-static _Atomic(uint64_t) by_threads;
+/* What is sent by threads of the library, and by that of the test; in how many calls. */
+static _Atomic(uint64_t) by_threads, calls;
 static uint64_t by_caller;
 static _Thread_local bool is_caller;
 
 static ssize_t count(ssize_t n)
 {
+    atomic_fetch_add(&calls, 1);
     if (n > 0 && is_caller)
         by_caller += (uint64_t)n;
     else if (n > 0)
@@ -73,45 +75,67 @@ static void two_close(struct two *t)
     test_mem_close(&t->to);
 }
 
-static void post(struct two *t, size_t slot)
+static void post(struct two *t, size_t slot, size_t len, uint32_t flags)
 {
-    uint64_t offset = slot * LEN;
-    struct weft_local local = {t->from.at + offset, LEN, t->from_mem};
+    uint64_t offset = slot * len;
+    struct weft_local local = {t->from.at + offset, len, t->from_mem};
     WEFT_OK(weft_post(t->conn,
                       WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
-                                .remote = &t->remote, .nremote = 1, .remote_offset = &offset),
+                                .remote = &t->remote, .nremote = 1, .remote_offset = &offset,
+                                .flags = flags),
                       &t->ops[slot]));
 }
 
-/* Another one as soon as the oldest is done, as a program does that has much to move. */
-static void move(struct two *t)
+static void wait_all(struct two *t)
 {
-    for (size_t i = 0; i < OPS; i++) {
-        if (i >= SLOTS)
-            assert_int_equal(weft_op_wait(t->ops[i % SLOTS], T, NULL), 0);
-        post(t, i % SLOTS);
-    }
     for (size_t i = 0; i < SLOTS; i++)
         assert_int_equal(weft_op_wait(t->ops[i], T, NULL), 0);
-    assert_true(test_differs(t->to.at, SLOTS * LEN, 1, 0) < 0);
 }
 
-/* Who posts would be one thread for all lanes. It may send the first ones, when nothing is under way. */
+/* Who posts would be one thread for all lanes. It may send the first ones, when nothing is under way: of a round
+ * one over each link. */
 static void what_is_long_is_left_to_the_threads(void **state)
 {
     (void)state;
     struct two t = {0};
     is_caller = true;
     two_open(&t, 2);
-    move(&t);
+    by_caller = by_threads = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        for (size_t i = 0; i < SLOTS; i++)
+            post(&t, i, LEN, 0);
+        wait_all(&t);
+    }
+    assert_true(test_differs(t.to.at, SLOTS * LEN, 1, 0) < 0);
     uint64_t all = by_caller + by_threads;
-    assert_true(all >= OPS * LEN);
+    assert_true(all >= ROUNDS * SLOTS * LEN);
     CHECK(by_caller < all / 8, "the caller sent %" PRIu64 " of %" PRIu64 " bytes", by_caller, all);
+    two_close(&t);
+}
+
+/* Over several links, too: none of them while the threads sleep and more is promised. */
+static void what_is_promised_goes_together(void **state)
+{
+    (void)state;
+    struct two t = {0};
+    two_open(&t, 2);
+    for (int round = 0; round < 5; round++) {
+        usleep(100000); /* until the threads sleep */
+        calls = 0;
+        for (size_t i = 0; i + 1 < SLOTS; i++)
+            post(&t, i, 64, WEFT_XFER_MORE);
+        assert_int_equal(calls, 0);
+        post(&t, SLOTS - 1, 64, 0);
+        assert_true(calls > 0);
+        wait_all(&t);
+    }
+    assert_true(test_differs(t.to.at, SLOTS * 64, 1, 0) < 0);
     two_close(&t);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_long_is_left_to_the_threads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(what_is_long_is_left_to_the_threads),
+                                       cmocka_unit_test(what_is_promised_goes_together)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
