@@ -408,7 +408,7 @@ static void run(struct shape *s)
 }
 
 static const char usage[] =
-    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d BARE_DEPTH] [-n "
+    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d DEPTH] [-n "
     "ITERS]\n"
     "  -t  a thread for each socket on either side (default: one thread a side, which spins)\n"
     "  -n  default: about a second\n";

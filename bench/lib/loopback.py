@@ -18,17 +18,33 @@ IDLE_S = 10
 IDLE_CPU_MS = IDLE_S * 1000 * 0.001
 
 WEFT = "Weft"
-# Shapes: sockets for long payloads, threads a side; what Weft is told for it, beside what it does by
-# default, and what plain sockets of the same shape are. Send buffers are those that Weft fits on such
-# a path. More than two threads a side only where each has a processor.
-SHAPES = {
-    "1 socket, 1 thread": ((), {}, ("-k", "1", "-b", "256K")),
-    "2 sockets, 1 thread": ((), {"WEFT_TCP_SOCKETS": "3"}, ("-k", "2", "-b", "256K")),
-    **{f"{n} sockets, a thread each": (("--progress-threads", str(n)), {},
-                                       ("-k", str(n), "-t", "-b", "256K")) for n in (2, 4, 8)
-       if n == 2 or 2 * n <= len(os.sched_getaffinity(0))},
+# More than two threads a side only where each has a processor.
+TEAMS = [n for n in (2, 4, 8) if n == 2 or 2 * n <= len(os.sched_getaffinity(0))]
+DEPTH = 64  # under way, of Weft's and of plain sockets', unless a shape says otherwise
+FEW = 16  # of 1 MiB: these stay in caches, as the one block does that iperf3 sends over and over
+
+
+def team(n):
+    return f"{n} sockets, a thread each"
+
+
+# Shapes of plain sockets: how many, threads a side. Send buffers are those that Weft fits on such a path.
+ONE, TWO, ONE_FEW = "1 socket, 1 thread", "2 sockets, 1 thread", f"1 socket, 1 thread, {FEW} under way"
+BARE = {
+    ONE: ("-k", "1", "-b", "256K"),
+    ONE_FEW: ("-k", "1", "-b", "256K", "-d", str(FEW)),
+    TWO: ("-k", "2", "-b", "256K"),
+    **{team(n): ("-k", str(n), "-t", "-b", "256K") for n in TEAMS},
 }
-DEFAULT = next(iter(SHAPES))
+# Shapes of Weft: what it is told for it, beside what it does by default, and the plain sockets of that shape.
+SHAPES = {
+    ONE: ((), {}, ONE),
+    ONE_FEW: (("--depth", str(FEW)), {}, ONE_FEW),
+    TWO: ((), {"WEFT_TCP_SOCKETS": "3"}, TWO),
+    **{team(n): (("--progress-threads", str(n)), {}, team(n)) for n in TEAMS},
+    **{f"{n} threads, an endpoint each": (("--threads", str(n), "--depth", str(DEPTH // n)), {}, team(n))
+       for n in TEAMS},
+}
 IPERF3, UCX, UCX_TUNED, UCX_TAG = "iperf3 -l 1M", "UCX put", "UCX put, segments of 64K", "UCX tag"
 NIXL, MOONCAKE, MEMCPY = "NIXL", "Mooncake", "memcpy"
 TUNED = {"UCX_TCP_TX_SEG_SIZE": "64k"}
@@ -43,19 +59,24 @@ def read_row(m):
 
 
 def weft(shape):
-    return WEFT if shape == DEFAULT else f"{WEFT}, {shape}"
+    return WEFT if shape == ONE else f"{WEFT}, {shape}"
 
 
 def bare(shape):
     return f"bare sockets, {shape}"
 
 
-def shapes_of(t, size):
+def shapes(m):
+    """Of m MiB: fewer under way are another shape only of what is small enough to have many."""
+    return {shape: how for shape, how in SHAPES.items() if m == 1 or shape != ONE_FEW}
+
+
+def shapes_of(t, m):
     """Each shape of Weft, and next to it plain sockets of that shape."""
     rows = {}
-    for shape, (options, env, sockets) in SHAPES.items():
-        rows[weft(shape)] = lambda o=options, e=env: t.tcp.bandwidth("write", size, *o, env=e)
-        rows[bare(shape)] = lambda o=sockets: t.bare.bandwidth(size, *o)
+    for shape, (options, env, like) in shapes(m).items():
+        rows[weft(shape)] = lambda o=options, e=env: t.tcp.bandwidth("write", m * MIB, *o, env=e)
+        rows[bare(like)] = lambda o=BARE[like]: t.bare.bandwidth(m * MIB, *o)
     return rows
 
 
@@ -63,7 +84,7 @@ def bulk_rows(t):
     for m in BULK:
         size = m * MIB
         yield Row(write_row(m), "GB/s", {
-            **shapes_of(t, size),
+            **shapes_of(t, m),
             IPERF3: t.iperf3.bandwidth,
             UCX: lambda s=size: t.ucx.bandwidth("ucp_put_bw", s),
             UCX_TUNED: lambda s=size: t.ucx.bandwidth("ucp_put_bw", s, TUNED),
@@ -177,11 +198,11 @@ GROUPS = {"bulk": bulk_rows, "small": small_rows, "local": local_rows, "conns": 
 def goals():
     for m in BULK:
         row = write_row(m)
-        for shape in SHAPES:
+        for shape, (_, _, like) in shapes(m).items():
             yield Goal(f"{row}, {shape}: >= 0.95 x the faster of bare sockets and iperf3",
-                       (row, weft(shape)), ">=", 0.95, [(row, bare(shape)), (row, IPERF3)])
+                       (row, weft(shape)), ">=", 0.95, [(row, bare(like)), (row, IPERF3)])
         for peer in (UCX, NIXL, MOONCAKE):
-            for shape in SHAPES:
+            for shape in shapes(m):
                 yield Goal(f"{row}, {shape}: >= 4 x {peer}", (row, weft(shape)), ">=", 4,
                            [(row, peer)])
         yield Goal(f"{read_row(m)} >= 0.9 x write", (read_row(m), WEFT), ">=", 0.9, [(row, WEFT)])
