@@ -28,9 +28,11 @@
 /* The same while windows are waited for and Weft has threads: slots come back and want a new piece,
  * but at full speed a window comes sooner. */
 #define GLANCE_MS 1
-/* A server that owes us something and is silent for so long is taken for lost. */
+/* A server that owes us something and is silent for so long is taken for lost, and later if what it sends
+ * may take longer: pieces come side by side, so the first may be whole only when all others nearly are. */
 #define SILENCE 30.0
-/* When no window and no piece came for so long, Weft is asked whether bytes still do. */
+#define SLOWEST 500e3 /* bytes a second */
+/* When no window and no piece came for so long, Weft is asked whether parts of one do. */
 #define QUIET 1.0
 /* Losses in a row, with no piece in place between them, after which the pull is given up. */
 #define MOST_BARREN 5
@@ -352,11 +354,21 @@ static int count_slots(const struct fetch *f, int state)
     return n;
 }
 
+/* Pieces that are on their way. */
+static int count_reading(struct fetch *f)
+{
+    return count_slots(f, SLOT_READING) + writers_reading(&f->writers);
+}
+
 /* Is the server to answer or to send something? */
 static int owes(struct fetch *f)
 {
-    return count_slots(f, SLOT_ASKED) || count_slots(f, SLOT_READING) ||
-           writers_reading(&f->writers);
+    return count_slots(f, SLOT_ASKED) || count_reading(f);
+}
+
+static double patience(struct fetch *f)
+{
+    return SILENCE + count_reading(f) * (double)PIECE / SLOWEST;
 }
 
 /* Why the server has to be taken for lost; 0: it has not. */
@@ -371,7 +383,7 @@ static int check_server(struct fetch *f)
         return rc;
     if (info.state == WEFT_CONN_DOWN)
         return info.status < 0 ? info.status : WEFT_EPEER;
-    return seconds() - f->heard_at > SILENCE ? WEFT_ETIMEOUT : 0;
+    return seconds() - f->heard_at > patience(f) ? WEFT_ETIMEOUT : 0;
 }
 
 /* Close the conn; every piece that was not read is TODO again, the others are put into place. */

@@ -331,6 +331,7 @@ case_stranger() {
 
 # The server has no window of a file open; it may take a moment to close the last.
 nothing_mapped() {
+    kill -0 "$server" || fail "the server is gone"
     for _ in $(seq 200); do
         grep -qF "$src/" "/proc/$server/maps" || return 0
         sleep 0.05
@@ -338,21 +339,24 @@ nothing_mapped() {
     fail "windows stay open: $(grep -cF "$src/" "/proc/$server/maps")"
 }
 
-# Wait until the server has a window open.
-something_mapped() {
-    for _ in $(seq 1000); do
-        grep -qF "$src/" "/proc/$server/maps" && return
-        kill -0 "$client" 2>/dev/null || return
+# Start a pull, and wait until the server has a window open for it.
+start_mapped() { # options
+    for _ in $(seq 20); do
+        start_pull "$@"
+        while kill -0 "$client" 2>/dev/null; do
+            grep -qF "$src/" "/proc/$server/maps" && return
+        done
+        wait "$client" || fail "pull: status $?"
+        rm -rf "$dst"
     done
-    fail "the pull does not begin"
+    fail "no window is seen before the pull is over"
 }
 
 case_killed() {
     for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
     serve 127.0.0.1:0
     for _ in $(seq 6); do
-        start_pull --depth 64
-        something_mapped
+        start_mapped --depth 64
         kill -9 $client
         wait $client 2>/dev/null
         rm -rf "$dst"
@@ -368,8 +372,7 @@ case_stopped() {
     for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
     serve 127.0.0.1:0
     for _ in $(seq 3); do
-        start_pull --depth 64 --retry 20
-        something_mapped
+        start_mapped --depth 64 --retry 20
         end_server
         serve "$address"
         wait $client || fail "pull: status $?"
@@ -377,6 +380,7 @@ case_stopped() {
         nothing_mapped
         rm -rf "$dst"
     done
+    end_server
 }
 
 # Both sides with so many threads: of serve, of pull.

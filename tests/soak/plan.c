@@ -77,7 +77,7 @@ static void choose(uint64_t *random, const char *name, const char *const *values
 void plan_apply(uint64_t seed, uint32_t round, int me)
 {
     uint64_t random = round_random(seed, round, 2 + (uint64_t)me);
-    CHOOSE(&random, "WEFT_LANES", "1", "1", "2", "3");
+    CHOOSE(&random, "WEFT_LANES", "0", "1", "1", "2", "3"); /* 0: as many as threads */
     CHOOSE(&random, "WEFT_SPIN", "0", "50", "50");
     CHOOSE(&random, "WEFT_CHUNK", "4K", "16K", "1M");
     CHOOSE(&random, "WEFT_EAGER", "0", "1K", "8K", "32K");
