@@ -10,6 +10,7 @@
 #define THREADS 4
 #define ROUNDS 60
 #define LEN 20000
+#define LONG (3u << 20)
 
 /* Two endpoints with a conn, of this many progress threads each. */
 struct couple {
@@ -134,6 +135,49 @@ static void no_progress_thread_at_all(void **state)
     free(c);
 }
 
+/* --- what is long ---------------------------------------------------------------------------- */
+
+/* To a's memory or from it, and there as it was sent. */
+static void move_long(struct couple *c, enum weft_xfer_op op, struct test_mem *mem,
+                      const struct weft_remote *remote, uint64_t seed)
+{
+    struct weft_local local = {mem[0].at, LONG, 0};
+    const struct test_mem *from = &mem[op == WEFT_XFER_READ], *to = &mem[op != WEFT_XFER_READ];
+    test_fill(from->at, LONG, seed, 0);
+    assert_int_equal(weft_transfer(c->conn,
+                                   WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1,
+                                             .remote = remote, .nremote = 1),
+                                   T, NULL),
+                     LONG);
+    assert_true(test_differs(to->at, LONG, seed, 0) < 0);
+}
+
+/* It is left to threads that sleep, each with its own links: they are woken. */
+static void threads_that_sleep_move_what_is_long(void **state)
+{
+    (void)state;
+    static const int threads[][2] = {{2, 2}, {3, 1}, {1, 3}};
+    for (size_t i = 0; i < ARRAY_LEN(threads); i++) {
+        struct couple *c = couple_open(threads[i][0], threads[i][1]);
+        struct test_mem mem[2]; /* a's, b's */
+        weft_mem_t handle;
+        struct weft_remote remote;
+        for (int m = 0; m < 2; m++)
+            test_mem_open(&mem[m], LONG, (int)m + 1);
+        WEFT_OK(weft_mem_reg(c->b, mem[1].at, LONG, NULL, &handle));
+        WEFT_OK(weft_mem_advertise(handle, mem[1].at, LONG, &remote));
+        for (uint64_t round = 0; round < 5; round++) {
+            test_sleep_ms(20);
+            move_long(c, WEFT_XFER_WRITE, mem, &remote, 2 * round);
+            test_sleep_ms(20);
+            move_long(c, WEFT_XFER_READ, mem, &remote, 2 * round + 1);
+        }
+        couple_close(c);
+        for (int m = 0; m < 2; m++)
+            test_mem_close(&mem[m]);
+    }
+}
+
 /* --- messages and notifications ------------------------------------------------------------ */
 
 static void *send_many(void *arg)
@@ -209,8 +253,9 @@ static void one_of_several_askers_is_told(void **state)
     for (int i = 0; i < 50; i++) {
         struct weft_local local = {c->memory[0], 64, 0};
         told = 0;
-        WEFT_OK(weft_post(c->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
-                                             .nlocal = 1, .remote = &c->remote, .nremote = 1),
+        WEFT_OK(weft_post(c->conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                    .remote = &c->remote, .nremote = 1),
                           &shared_op));
         run_workers(c, ask);
         assert_int_equal(told, 1);
@@ -319,8 +364,8 @@ static void closed_while_others_connect(void **state)
     for (int round = 0; round < ROUNDS; round++) {
         struct connecter c = {.endpoint = open_with(1 + round % 2)};
         pthread_t threads[2];
-        c.len = (size_t)WEFT_OK(weft_endpoint_metadata(round % 3 ? far : c.endpoint, c.metadata,
-                                                       sizeof c.metadata));
+        c.len = (size_t)WEFT_OK(
+            weft_endpoint_metadata(round % 3 ? far : c.endpoint, c.metadata, sizeof c.metadata));
         for (int i = 0; i < 2; i++)
             CHECK(!pthread_create(&threads[i], NULL, connect_until_closed, &c), "pthread_create");
         while (!atomic_load(&c.begun))
@@ -338,6 +383,7 @@ int main(void)
         cmocka_unit_test(many_threads_over_one_conn),
         cmocka_unit_test(many_waiters_without_a_progress_thread),
         cmocka_unit_test(no_progress_thread_at_all),
+        cmocka_unit_test(threads_that_sleep_move_what_is_long),
         cmocka_unit_test(many_senders_and_receivers),
         cmocka_unit_test(one_of_several_askers_is_told),
         cmocka_unit_test(closed_under_everyone),
