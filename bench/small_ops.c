@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Operations of 8 bytes between two endpoints of this process, driven by this one thread: the same
- * steps each time, for a profiler that counts instructions (bench/profile).
+ * steps each time, for a profiler that counts instructions (bench/profile). All memory is registered: whose
+ * other memory is has to be asked, which takes some 220 instructions.
  *
  *     small_ops write|send TRANSPORT COUNT DEPTH
  *
@@ -59,6 +60,13 @@ struct bench {
     int depth;
 };
 
+static weft_mem_t memory_of(const struct bench *b, int side, void *addr, size_t len)
+{
+    weft_mem_t mem;
+    need(weft_mem_reg(b->endpoints[side], addr, len, NULL, &mem), "register");
+    return mem;
+}
+
 static void end(weft_op_t op, weft_endpoint_t other)
 {
     int rc;
@@ -80,11 +88,11 @@ static void write_burst(const struct bench *b, const struct weft_xfer *xfer)
 static bool write_all(const struct bench *b, long count)
 {
     uint64_t from = 0x77656674, to = 0;
-    weft_mem_t mem;
+    weft_mem_t mem = memory_of(b, 1, &to, sizeof to);
     struct weft_remote remote;
-    need(weft_mem_reg(b->endpoints[1], &to, sizeof to, NULL, &mem), "register");
     need(weft_mem_advertise(mem, &to, sizeof to, &remote), "advertise");
-    struct weft_local local = {.addr = &from, .len = sizeof from};
+    struct weft_local local = {
+        .addr = &from, .len = sizeof from, .mem = memory_of(b, 0, &from, sizeof from)};
     for (long done = 0; done < count; done += b->depth, from++)
         write_burst(b, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
                                  .remote = &remote, .nremote = 1));
@@ -95,13 +103,14 @@ static bool write_all(const struct bench *b, long count)
 struct side {
     weft_op_t recvs[MOST_DEPTH], sends[MOST_DEPTH];
     uint64_t words[MOST_DEPTH], out[MOST_DEPTH]; /* received, sent */
+    weft_mem_t mem;                              /* all of the side */
     int nsends;
 };
 
-static weft_op_t post_word(weft_conn_t conn, enum weft_xfer_op op, uint64_t *word)
+static weft_op_t post_word(weft_conn_t conn, enum weft_xfer_op op, uint64_t *word, weft_mem_t mem)
 {
     weft_op_t handle;
-    struct weft_local local = {.addr = word, .len = sizeof *word};
+    struct weft_local local = {.addr = word, .len = sizeof *word, .mem = mem};
     need(weft_post(conn, WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1), &handle),
          "post");
     return handle;
@@ -114,13 +123,13 @@ static bool send_burst(const struct bench *b, struct side *sides, int from, uint
     bool right = true;
     for (int i = 0; i < b->depth; i++) {
         near->out[i] = first + (uint64_t)i;
-        near->sends[i] = post_word(b->conns[from], WEFT_XFER_SEND, &near->out[i]);
+        near->sends[i] = post_word(b->conns[from], WEFT_XFER_SEND, &near->out[i], near->mem);
     }
     near->nsends = b->depth;
     for (int i = 0; i < b->depth; i++) {
         end(far->recvs[i], b->endpoints[from]);
         right = right && far->words[i] == near->out[i];
-        far->recvs[i] = post_word(b->conns[!from], WEFT_XFER_RECV, &far->words[i]);
+        far->recvs[i] = post_word(b->conns[!from], WEFT_XFER_RECV, &far->words[i], far->mem);
     }
     for (; far->nsends > 0; far->nsends--) /* which the other's messages have acknowledged */
         end(far->sends[far->nsends - 1], b->endpoints[from]);
@@ -131,9 +140,12 @@ static bool send_all(const struct bench *b, long count)
 {
     struct side sides[2] = {0};
     bool right = true;
+    for (int s = 0; s < 2; s++)
+        sides[s].mem = memory_of(b, s, &sides[s], sizeof sides[s]);
     for (int i = 0; i < b->depth; i++)
         for (int s = 0; s < 2; s++)
-            sides[s].recvs[i] = post_word(b->conns[s], WEFT_XFER_RECV, &sides[s].words[i]);
+            sides[s].recvs[i] = post_word(b->conns[s], WEFT_XFER_RECV, &sides[s].words[i],
+                                          sides[s].mem);
     for (long done = 0; done < count; done += 2L * b->depth) {
         right = send_burst(b, sides, 0, (uint64_t)done) && right;
         right = send_burst(b, sides, 1, (uint64_t)done + MOST_DEPTH) && right;
