@@ -15,7 +15,7 @@ static const char usage[] =
     "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N]\n"
     "weights pull HOST:PORT DEST [--transport T] [--threads N] [--depth N]\n"
     "             [--retry SECONDS] [--limit MB/s] [--no-check | --verify] [--no-compare]\n"
-    "weights pull HOST:PORT --memory [OPTION]...\n"
+    "weights pull HOST:PORT --memory [OPTION]...      all of these but --verify\n"
     "\n"
     "serve    let others pull the files below DIR; says where it listens\n"
     "pull     fetch all files of a server into DEST, check them, resume what an earlier pull "
@@ -38,7 +38,7 @@ static const char usage[] =
 
 static int bad_usage(const char *what)
 {
-    fprintf(stderr, "weights: %s\n\n%s", what, usage);
+    fprintf(stderr, "weights: %s; weights --help says more\n", what);
     return 2;
 }
 
@@ -56,9 +56,27 @@ static int threads_option(const char *value)
     return n == (int)n ? (int)n : -1;
 }
 
-static int bad_threads(void)
+static int help(void)
 {
-    return bad_usage("--threads takes a whole number from 1 to 8");
+    fputs(usage, stdout);
+    return 0;
+}
+
+/* What is wrong with an option, unless getopt has said so. */
+static int bad_option(int c)
+{
+    switch (c) {
+    case 'T':
+        return bad_usage("--threads takes a whole number from 1 to 8");
+    case 'd':
+        return bad_usage("--depth takes a number from 1 to 64");
+    case 'r':
+        return bad_usage("--retry takes seconds, from 0 to 1000000");
+    case 'm':
+        return bad_usage("--limit takes MB/s, from 0.001 to 1000000");
+    default:
+        return 2;
+    }
 }
 
 static int main_serve(int argc, char **argv)
@@ -66,6 +84,7 @@ static int main_serve(int argc, char **argv)
     static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
                                             {"transport", required_argument, NULL, 't'},
                                             {"threads", required_argument, NULL, 'T'},
+                                            {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     struct serve_opts opts = {.threads = threads_default()};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
@@ -76,9 +95,9 @@ static int main_serve(int argc, char **argv)
         else if (c == 'T')
             opts.threads = threads_option(optarg);
         else
-            return 2;
+            return c == 'h' ? help() : bad_option(c);
         if (opts.threads < 0)
-            return bad_threads();
+            return bad_option(c);
     }
     if (argc - optind != 1)
         return bad_usage("serve takes one directory");
@@ -124,17 +143,23 @@ static int pull_option(struct pull_opts *opts, int c, const char *value)
 
 static int main_pull(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"transport", required_argument, NULL, 't'}, {"threads", required_argument, NULL, 'T'},
-        {"depth", required_argument, NULL, 'd'},     {"retry", required_argument, NULL, 'r'},
-        {"limit", required_argument, NULL, 'm'},     {"memory", no_argument, NULL, 'M'},
-        {"no-check", no_argument, NULL, 'c'},        {"verify", no_argument, NULL, 'v'},
-        {"no-compare", no_argument, NULL, 'n'},      {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"transport", required_argument, NULL, 't'},
+                                            {"threads", required_argument, NULL, 'T'},
+                                            {"depth", required_argument, NULL, 'd'},
+                                            {"retry", required_argument, NULL, 'r'},
+                                            {"limit", required_argument, NULL, 'm'},
+                                            {"memory", no_argument, NULL, 'M'},
+                                            {"no-check", no_argument, NULL, 'c'},
+                                            {"verify", no_argument, NULL, 'v'},
+                                            {"no-compare", no_argument, NULL, 'n'},
+                                            {"help", no_argument, NULL, 'h'},
+                                            {NULL, 0, NULL, 0}};
     struct pull_opts opts = {.threads = threads_default(), .depth = DEPTH, .retry = RETRY_S};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;)
-        if (pull_option(&opts, c, optarg))
-            return c == 'T' ? bad_threads()
-                            : bad_usage("an option of pull is unknown or its value out of range");
+        if (c == 'h')
+            return help();
+        else if (pull_option(&opts, c, optarg))
+            return bad_option(c);
     if (argc - optind != (opts.memory ? 1 : 2))
         return bad_usage("pull takes an address and a directory, or an address and --memory");
     if (opts.memory && opts.verify)
@@ -148,10 +173,8 @@ int main(int argc, char **argv)
 {
     if (argc < 2)
         return bad_usage("say serve or pull");
-    if (!strcmp(argv[1], "--help")) {
-        fputs(usage, stdout);
-        return 0;
-    }
+    if (!strcmp(argv[1], "--help"))
+        return help();
     const char *what = argv[1];
     argv[1] = argv[0]; /* the name under which getopt complains */
     if (!strcmp(what, "serve"))

@@ -82,7 +82,7 @@ static int plan(struct pull *p)
     for (uint32_t i = 0; i < n; i++) {
         const struct target *t = &p->targets[i];
         p->found += t->found ? t->entry->size : 0;
-        for (uint32_t k = 0; t->pieces && k < t->entry->npieces; k++)
+        for (uint32_t k = 0; !t->found && t->pieces && k < t->entry->npieces; k++)
             p->found += t->pieces[k] == PIECE_HERE ? piece_len(t->entry, k) : 0;
     }
     return rc;

@@ -16,7 +16,7 @@
 #   killed   clients are killed while windows are mapped for them: all of those are unmapped
 #   stopped  the server is stopped while it maps windows: it ends well, and the pull with the next one
 #   files    one file, and more files than threads; the two sides with other numbers of threads
-#   threads  numbers of threads that there are not: refused with a sentence
+#   threads  numbers of threads, and other values, that there are not: refused with a sentence
 # PROGRAMS is the folder of weights_hostile and weights_stranger.
 set -u
 case=$1 transport=$2 threads=$3 weights=$4 programs=$5
@@ -140,6 +140,7 @@ case_tree() {
     find "$dst" -name '*.part' | grep -q . && fail "an unfinished file is left"
     pull || fail "second pull: status $?"
     [ "$(moved)" -eq 0 ] || fail "the second pull moved $(moved) bytes"
+    [ "$(here)" -eq "$(size_of_src)" ] || fail "$(here) bytes were here, of $(size_of_src)"
     "$weights" pull "$address" "$work/other" --transport "$transport" --threads "$threads" >"$report" || fail "compare"
     grep -q '^cat .* GB/s' "$report" || fail "no comparison with cat"
     end_server
@@ -360,8 +361,8 @@ case_killed() {
         kill -9 $client
         wait $client 2>/dev/null
         rm -rf "$dst"
+        nothing_mapped # of this one, before the next
     done
-    nothing_mapped
     pull || fail "pull: status $?"
     same
     nothing_mapped
@@ -411,16 +412,21 @@ refused() { # arguments
     timeout 10 "$weights" "$@" >"$report" 2>"$work/refused.log"
     status=$?
     [ $status -eq 2 ] || fail "$*: status $status"
-    grep -q 'threads takes a whole number from 1 to 8' "$work/refused.log" || fail "$*: not said"
+    grep -q -e "$sentence" "$work/refused.log" || fail "$*: not said"
 }
 
 case_threads() {
+    sentence='--threads takes a whole number from 1 to 8'
     for n in 0 9 x 1.5 -1 '' 99999999999; do
         refused serve "$src" --threads "$n"
         refused pull 127.0.0.1:1 "$dst" --threads "$n"
         [ -e "$dst" ] && fail "--threads '$n': the pull began"
     done
-    true
+    for option in 'depth 0' 'limit -1' 'retry x'; do
+        sentence="--${option% *} takes"
+        refused pull 127.0.0.1:1 "$dst" "--${option% *}" "${option#* }"
+    done
+    "$weights" pull --help | grep -q -e --depth || fail "pull --help"
 }
 
 mkdir -p "$src"
