@@ -157,13 +157,15 @@ static void print_gpus(bool verbose)
     }
 }
 
-/* One that does nothing else, on any free port. `what` opens none if it does not. */
+/* One that does nothing else, where WEFT_LISTEN says: a port that is taken may well be a program's with the same
+ * settings. `what` opens none if it does not. */
 static int try_endpoint(const char *what)
 {
     weft_endpoint_t endpoint;
-    int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .listen = "127.0.0.1",
-                                          .progress_threads = WEFT_PROGRESS_CALLER),
-                                &endpoint);
+    int rc = weft_endpoint_open(
+        WEFT_OPTS(weft_endpoint_opts, .progress_threads = WEFT_PROGRESS_CALLER), &endpoint);
+    if (rc == -EADDRINUSE)
+        return 0;
     if (rc == 0)
         return weft_endpoint_close(endpoint);
     message("no endpoint %s: %s", what, weft_last_error());
