@@ -184,7 +184,10 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
     if (rc == 0 && !endpoint)
         rc = weft_fail(-EINVAL, "weft_endpoint_open: endpoint is NULL");
     if (rc == 0 && (o.progress_threads < WEFT_PROGRESS_CALLER || o.progress_threads > 64))
-        rc = weft_fail(-EINVAL, "weft_endpoint_opts.progress_threads is %d", o.progress_threads);
+        rc = weft_fail(
+            -EINVAL,
+            "weft_endpoint_opts.progress_threads is %d, not 1 to 64, 0 or WEFT_PROGRESS_CALLER",
+            o.progress_threads);
     if (rc == 0)
         rc = weft__config_check();
     if (rc)

@@ -57,7 +57,7 @@ struct weft_endpoint_opts {
      * process has loaded, by the time that it opens the endpoint or names memory to it; nothing is loaded). A backend that
      * was named and finds no device: WEFT_ENODEV. */
     const char *gpu;
-    /* n >= 1: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. Where processors move the bytes
+    /* 1 to 64: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. Where processors move the bytes
      * (tcp, local) a transfer is spread over up to 8 of them (WEFT_LANES); RDMA nics need no more than one. */
     int progress_threads;
     /* Accepted conns are not queued for weft_endpoint_accept: they work at once and are listed by
@@ -312,7 +312,9 @@ struct weft_xfer {
 };
 /* Of the GPU whose context the thread has; CU_STREAM_PER_THREAD, (void *)2, may be named as well. */
 #define WEFT_STREAM_DEFAULT ((void *)1)
-#define WEFT_XFER_MORE 1u /* another weft_post follows at once: sending may wait for it */
+/* Another weft_post follows at once, and sending may wait for it; for a second at most if none does. Any call that
+ * waits or makes progress ends the wait. A RECV sends nothing: it does not matter there. */
+#define WEFT_XFER_MORE 1u
 
 struct weft_op_status {
     int status;     /* 0, or why it failed */
@@ -342,7 +344,8 @@ WEFT_API int weft_op_cancel(weft_op_t op);
 /*
  * Blocking forms: post, wait, and on the deadline cancel; they return the bytes moved or a code.
  * When one returns, the memory is the caller's again: if a transport still holds it
- * WEFT_CANCEL_GRACE after the deadline, the conn is cut (its state is then WEFT_CONN_DOWN).
+ * WEFT_CANCEL_GRACE after the deadline, the conn is cut (its state is then WEFT_CONN_DOWN). What was
+ * canceled may have reached the peer all the same: a message is then received there, a word added to.
  */
 WEFT_API int64_t weft_write(weft_conn_t conn, const void *addr, size_t len,
                             const struct weft_remote *remote, uint64_t offset, int timeout_ms);
