@@ -75,8 +75,9 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
 {
     struct weft__remote r;
     int rc = weft__remote_check(&x->remote[i], &r);
-    if (rc)
-        return weft_fail(rc, "remote[%zu]: %s", i, weft_last_error());
+    if (rc) /* the argument is wrong, not the peer */
+        return weft_fail(rc == WEFT_EPROTO ? -EINVAL : rc, "remote[%zu]: %s", i,
+                         weft_last_error());
     uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
     if (offset > r.len || piece->len > r.len - offset)
         return weft_fail(WEFT_EBOUNDS, "remote[%zu] has %llu bytes; %llu at %llu do not fit", i,
@@ -392,9 +393,9 @@ static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent,
     struct weft__after *after = NULL;
     int rc = x->stream ? weft__after_mark(conn->ep, x->stream, &after) : 0;
     if (rc == 0) {
-        bool more = x->flags & WEFT_XFER_MORE;
-        /* a RECV has nothing for the nic */
-        struct weft__lane *lane = weft__post_lock(conn, more || x->op == WEFT_XFER_RECV);
+        bool recv = x->op == WEFT_XFER_RECV; /* has nothing for the nic */
+        bool more = x->flags & WEFT_XFER_MORE && !recv;
+        struct weft__lane *lane = weft__post_lock(conn, more || recv);
         rc = begin(conn, x, p, after, urgent, out);
         weft__post_unlock(conn, lane, more);
     }
@@ -412,6 +413,9 @@ int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, we
     struct weft_xfer copy;
     if (!xfer)
         return refuse("xfer is NULL");
+    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
+    if (!conn)
+        return WEFT_EHANDLE;
     int rc = 0;
     if (xfer->struct_size != sizeof copy) { /* of another version: else there is no need */
         memset(&copy, 0, sizeof copy);
@@ -420,12 +424,10 @@ int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, we
     }
     if (rc == 0)
         rc = check_xfer(xfer);
+    if (rc == 0)
+        rc = post(conn, xfer, urgent, out);
     if (rc)
-        return rc;
-    struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
-    if (!conn)
-        return WEFT_EHANDLE;
-    rc = post(conn, xfer, urgent, out);
+        weft__kick_all(conn->ep); /* this was the one that others wait for, perhaps */
     weft__handle_put(handle);
     return rc;
 }

@@ -146,6 +146,7 @@ static void a_shorter_buffer_is_an_error_on_both_sides(void **state)
 /* --- order --------------------------------------------------------------------------------- */
 
 /* Messages of all sizes, sent before any receive: they are matched in the order posted. */
+/* More than the window has room for: some wait, and those behind them do, too, be they long or short. */
 static void many_unexpected_in_order(void **state)
 {
     struct duo *d = *state;
@@ -154,12 +155,12 @@ static void many_unexpected_in_order(void **state)
     static weft_op_t sends[N];
     duo_fill(d, from, 1);
     for (size_t i = 0; i < N; i++) {
-        size_t len = i % 50 == 49 ? 500000 + i : 8 + i;
+        size_t len = i % 50 == 49 ? 500000 + i : 8 + 20 * i;
         sends[i] = duo_send(d, A, 0, from, i, len);
     }
     test_sleep_ms(20);
     for (size_t i = 0; i < N; i++) {
-        size_t len = i % 50 == 49 ? 500000 + i : 8 + i;
+        size_t len = i % 50 == 49 ? 500000 + i : 8 + 20 * i;
         struct area window = to;
         assert_int_equal(duo_wait(d, B, duo_recv(d, B, 0, to, i, MIB - i), 0).bytes, len);
         duo_check(d, window, i, len, 1);
@@ -277,6 +278,32 @@ static void the_sender_is_told_although_nobody_asks(void **state)
         duo_wait(d, B, recvs[i], 0);
 }
 
+/* One that is refused was the one that others were to wait for. */
+static void refused_behind_a_promise(void **state)
+{
+    struct duo *d = *state;
+    struct area from = duo_area(d, A, 64, 0, 0), to = duo_area(d, B, 64, 0, 0);
+    static char bytes[64];
+    const struct weft_local none = {NULL, 5, 0}, good = area_local(from, 0, 64);
+    const struct weft_local bad[][3] = {
+        {none},
+        {{bytes, SIZE_MAX, 0}, {bytes, 1, 0}},
+        {{bytes, 8192, 0}, {bytes, 1, 0}, {bytes, SIZE_MAX - 8192, 0}},
+        {{bytes, 4096, 0}, {bytes, (uint64_t)1 << 63, 0}, {bytes, (uint64_t)1 << 63, 0}}};
+    uint64_t end = test_deadline();
+    for (int i = 0; i < 300; i++) {
+        weft_op_t sent, op;
+        struct weft_xfer x = vector(WEFT_XFER_SEND, &good, 1);
+        x.flags = WEFT_XFER_MORE;
+        WEFT_OK(weft_post(d->conn, &x, &sent));
+        x = vector(WEFT_XFER_SEND, bad[i % 4], (size_t[]){1, 2, 3, 3}[i % 4]);
+        WEFT_FAILS(-EINVAL, weft_post(d->conn, &x, &op));
+        duo_wait(d, B, duo_recv(d, B, 0, to, 0, 64), 0);
+        duo_wait(d, A, sent, 0);
+        CHECK(weft_now() < end, "only %d messages came in time", i);
+    }
+}
+
 /* --- canceled ------------------------------------------------------------------------------ */
 
 static void a_canceled_receive_takes_nothing(void **state)
@@ -359,6 +386,7 @@ int main(void)
         IN_BOTH(both_directions_at_once),
         IN_BOTH(conns_do_not_mix),
         IN_BOTH(the_sender_is_told_although_nobody_asks),
+        IN_ONE(refused_behind_a_promise),
         IN_BOTH(a_canceled_receive_takes_nothing),
         IN_ONE(a_canceled_send_is_skipped),
         IN_ONE(a_blocking_send_gives_up),

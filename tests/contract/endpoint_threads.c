@@ -152,7 +152,8 @@ static void move_long(struct couple *c, enum weft_xfer_op op, struct test_mem *m
     assert_true(test_differs(to->at, LONG, seed, 0) < 0);
 }
 
-/* It is left to threads that sleep, each with its own links: they are woken. */
+/* It is left to threads that sleep, each with its own links. (That they are woken at once, and not by the next look after
+ * a second at most, is for tests/sim to say.) */
 static void threads_that_sleep_move_what_is_long(void **state)
 {
     (void)state;

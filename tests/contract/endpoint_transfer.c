@@ -145,24 +145,32 @@ static struct weft_xfer xfer(enum weft_xfer_op op, const struct weft_local *loca
                               .nlocal = 1, .remote = remote, .nremote = 1};
 }
 
-static void many_in_flight(void **state)
+/* So many at once, with the promise of more but for the last. */
+static void in_flight(struct duo *d, size_t n, size_t len)
 {
-    struct duo *d = *state;
-    enum { N = 500, LEN = 3000 };
-    struct area near = duo_area(d, A, N * LEN, 0, 0), far = duo_area(d, B, N * LEN, 0, 0);
-    weft_op_t ops[N];
+    struct area near = duo_area(d, A, n * len, 0, 0), far = duo_area(d, B, n * len, 0, 0);
+    static weft_op_t ops[500];
+    assert_true(n <= ARRAY_LEN(ops));
     duo_fill(d, near, 1);
-    for (size_t i = 0; i < N; i++) {
-        struct weft_local local = area_local(near, i * LEN, LEN);
+    for (size_t i = 0; i < n; i++) {
+        struct weft_local local = area_local(near, i * len, len);
         struct weft_remote piece;
-        WEFT_OK(weft_remote_slice(&far.remote, i * LEN, LEN, &piece));
+        WEFT_OK(weft_remote_slice(&far.remote, i * len, len, &piece));
         struct weft_xfer x = xfer(WEFT_XFER_WRITE, &local, &piece);
-        x.flags = i + 1 < N ? WEFT_XFER_MORE : 0;
+        x.flags = i + 1 < n ? WEFT_XFER_MORE : 0;
         WEFT_OK(weft_post(d->conn, &x, &ops[i]));
     }
-    for (size_t i = 0; i < N; i++)
-        assert_int_equal(duo_wait(d, A, ops[N - 1 - i], 0).bytes, LEN);
-    duo_check(d, far, 0, N * LEN, 1);
+    for (size_t i = 0; i < n; i++)
+        assert_int_equal(duo_wait(d, A, ops[n - 1 - i], 0).bytes, len);
+    duo_check(d, far, 0, n * len, 1);
+}
+
+/* Some fill what a transport sends in one turn, and are not cut into chunks. */
+static void many_in_flight(void **state)
+{
+    in_flight(*state, 500, 3000);
+    in_flight(*state, 32, 16384);
+    in_flight(*state, 31, 16384);
 }
 
 /* Far more than a link takes at once, of one kind, and then of the other: all get their turn. */

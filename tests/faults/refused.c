@@ -347,7 +347,7 @@ static void zero_lengths(void **state)
         a.offset = PARTY_LEN + 1;
         must_end(s, there, a, WEFT_EBOUNDS);
         a.remote = (struct weft_remote){{0}};
-        must_end(s, there, a, WEFT_EPROTO);
+        must_end(s, there, a, -EINVAL);
     }
     struct attempt a = {.op = WEFT_XFER_WRITE, .remote = old.remote};
     must_end(s, false, a, 0);
@@ -498,7 +498,7 @@ static void one_bad_piece(struct scene *s, struct list *list, size_t i, struct w
     struct weft_remote remote = list->remote[i];
     struct weft_local local = list->local[i];
     list->remote[i] = (struct weft_remote){{0}};
-    fails_at(s, list, "remote[", i, WEFT_EPROTO);
+    fails_at(s, list, "remote[", i, -EINVAL);
     list->remote[i] = remote;
     list->offset[i] += PARTY_LEN;
     fails_at(s, list, "remote[", i, WEFT_EBOUNDS);

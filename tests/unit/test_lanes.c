@@ -9,6 +9,7 @@
 
 #define T TEST_DEADLINE_MS
 #define SLOTS 32
+#define MOST 32 /* of core/lane.c: as many wait over a link, if more is promised */
 #define LEN ((size_t)128 << 10)
 #define ROUNDS 125
 
@@ -86,6 +87,16 @@ static void post(struct two *t, size_t slot, size_t len, uint32_t flags)
                       &t->ops[slot]));
 }
 
+/* Nobody waits for it. */
+static void post_unasked(struct two *t, uint32_t flags)
+{
+    struct weft_local local = {t->from.at, 64, t->from_mem};
+    WEFT_OK(weft_post(t->conn,
+                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                .remote = &t->remote, .nremote = 1, .flags = flags),
+                      NULL));
+}
+
 static void wait_all(struct two *t)
 {
     for (size_t i = 0; i < SLOTS; i++)
@@ -130,6 +141,12 @@ static void what_is_promised_goes_together(void **state)
         wait_all(&t);
     }
     assert_true(test_differs(t.to.at, SLOTS * 64, 1, 0) < 0);
+    usleep(100000);
+    calls = 0;
+    for (int i = 0; i < MOST * 2;
+         i++) /* the promise is not kept: so many wait over each of two links, no more */
+        post_unasked(&t, WEFT_XFER_MORE);
+    assert_true(calls > 0);
     two_close(&t);
 }
 
