@@ -111,7 +111,8 @@ static void what_is_long_is_left_to_the_threads(void **state)
     struct two t = {0};
     is_caller = true;
     two_open(&t, 2);
-    by_caller = by_threads = 0;
+    by_caller = 0;
+    by_threads = 0;
     for (int round = 0; round < ROUNDS; round++) {
         for (size_t i = 0; i < SLOTS; i++)
             post(&t, i, LEN, 0);
