@@ -22,7 +22,6 @@
 struct weft__endpoint;
 struct weft__conn;
 struct weft__op;
-struct weft__msg;
 
 /* AWS's p5 has 32 EFA devices, the most of any machine. Sets of links are bits of 32. */
 #define WEFT__MAX_LANES 32
@@ -46,7 +45,7 @@ struct weft__work {
 
 enum weft__wr_kind {
     WEFT__WR_DATA, /* a piece of a WRITE or READ, or an ADD: belongs to op */
-    WEFT__WR_MSG   /* a message of the conn's own protocol: belongs to msg */
+    WEFT__WR_MSG   /* a message of the conn's own protocol: part of a struct weft__msg */
 };
 
 /* Cmds of one wr at most. Its ctx is the address of the wr plus the number of the cmd: what malloc
@@ -65,7 +64,6 @@ struct weft__wr {
     uint8_t left;        /* cmds that have not ended */
     struct weft_cmd cmd; /* the first one */
     struct weft__op *op;
-    struct weft__msg *msg;
     size_t piece;   /* of op: which piece the first cmd is part of */
     uint64_t bytes; /* of op: moved once all cmds have ended */
 };

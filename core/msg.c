@@ -178,8 +178,9 @@ static struct weft__link *pick(struct weft__conn *conn)
     return NULL;
 }
 
-static void build(struct weft__wr *wr, struct weft__msg *msg)
+static void build(struct weft__msg *msg)
 {
+    struct weft__wr *wr = &msg->wr;
     encode(msg);
     uint16_t n = 0;
     uint64_t len = sizeof msg->head + msg->body_len;
@@ -205,22 +206,17 @@ void weft__msg_fill(struct weft__conn *conn)
         struct weft__link *link = pick(conn);
         if (!link)
             return;
-        struct weft__wr *wr = weft__wr_new(conn->ep);
-        if (!wr) {
-            weft__conn_down(conn, -ENOMEM, "no memory for a command");
-            return;
-        }
         struct weft__msg *msg = conn->outq;
+        struct weft__wr *wr = &msg->wr;
         conn->outq = msg->next;
         if (!conn->outq)
             conn->outq_tail = &conn->outq;
         wr->kind = WEFT__WR_MSG;
         weft__wr_single(wr);
         wr->op = NULL;
-        wr->msg = msg;
         wr->link = link;
         wr->work.kind = WEFT__WORK_POST;
-        build(wr, msg);
+        build(msg);
         link->owned++;
         conn->stats.cmds_posted++;
         weft__lane_push(link->lane, &wr->work);
@@ -249,11 +245,15 @@ static void msg_free(struct weft__msg *msg)
         weft__op_unpend(op);
 }
 
+static struct weft__msg *msg_of(struct weft__wr *wr)
+{
+    return (struct weft__msg *)((char *)wr - offsetof(struct weft__msg, wr));
+}
+
 void weft__msg_done(struct weft__wr *wr, const struct weft_comp *comp)
 {
-    struct weft__msg *msg = wr->msg;
+    struct weft__msg *msg = msg_of(wr);
     struct weft__conn *conn = msg->conn;
-    weft__wr_free(conn->ep, wr);
     mark_done(conn, msg->info.seq);
     if (comp->status < 0)
         weft__conn_down(conn, comp->status, "a message could not be sent: %s",
@@ -266,9 +266,8 @@ void weft__msg_done(struct weft__wr *wr, const struct weft_comp *comp)
 
 void weft__msg_orphan(struct weft__wr *wr)
 {
-    struct weft__msg *msg = wr->msg;
+    struct weft__msg *msg = msg_of(wr);
     struct weft__conn *conn = msg->conn;
-    weft__wr_free(conn->ep, wr);
     if (conn->state == WEFT_CONN_DOWN) {
         msg_free(msg);
         return;

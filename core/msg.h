@@ -8,11 +8,12 @@
 #include "weft/endpoint.h"
 #include "weft/transport.h"
 
+#include "lane.h"
+
 struct weft__conn;
 struct weft__link;
 struct weft__op;
 struct weft__piece;
-struct weft__wr;
 
 enum weft__msg_type {
     WEFT__MSG_EAGER = 1,    /* a user's message, payload follows */
@@ -56,6 +57,7 @@ struct weft__msg_head {
 
 /* An outgoing message. */
 struct weft__msg {
+    struct weft__wr wr; /* its way over a link: one at a time */
     struct weft__msg *next;
     struct weft__conn *conn;
     struct weft__op *op; /* EAGER: payload is its memory; pending on it. Or NULL. */

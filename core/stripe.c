@@ -163,7 +163,6 @@ static void send_part(struct weft__op *op, struct weft__wr *wr, struct weft__lin
         n = link->conn->part;
     wr->kind = WEFT__WR_DATA;
     wr->op = op;
-    wr->msg = NULL;
     wr->piece = op->next_piece;
     wr->ncmds = 1;
     wr->bytes = n;
