@@ -233,6 +233,8 @@ static void abort_ops(struct weft__conn *conn)
 
 void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
 {
+    if (conn->state != WEFT_CONN_DOWN && conn->hears) /* what the peer has taken it has taken */
+        (void)weft__match_taken(conn, conn->heard);
     if (conn->state == WEFT_CONN_DOWN)
         return;
     /* who connects is told by the call that fails */
@@ -368,6 +370,7 @@ int weft_conn_wait(weft_conn_t handle, int timeout_ms)
 static void linger(struct weft__endpoint *ep, struct weft__conn *conn, uint64_t until)
 {
     pthread_mutex_lock(&ep->lock);
+    weft__match_hear_all(ep);
     weft__match_tell_all(ep);
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);

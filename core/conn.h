@@ -35,6 +35,10 @@ struct weft__conn {
     struct weft__conn *tell_next;   /* endpoint->tells */
     bool telling;                   /* in endpoint->tells */
     bool owes;                      /* the peer has not been told all that was taken */
+    struct weft__conn *hear_next;   /* endpoint->hears */
+    bool hearing;                   /* in endpoint->hears */
+    bool hears;                     /* heard has not been looked at */
+    uint32_t heard[2];              /* counts that came with the last message */
     uint64_t taken_bytes;           /* since it was last told at once */
     bool queued_accept, passive, reaping;
     bool same_host_path; /* the transport needs no address */

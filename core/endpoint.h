@@ -84,6 +84,7 @@ struct weft__endpoint {
     int nwakes;
     struct weft__conn *conns, *accepts, **accepts_tail;
     _Atomic(struct weft__conn *) tells; /* conns that owe their peer a count of taken messages */
+    _Atomic(struct weft__conn *) hears; /* conns that were told a count, which can wait (match.c) */
     int nconns, naccepts, backlog;
     struct weft__mem *mems;
     struct weft__reg *regs;

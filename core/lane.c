@@ -502,6 +502,7 @@ static void stand_in(struct weft__lane *lane)
     for (int i = 0; i < 4 && !is_left(lane) && progress_locked(lane); i++)
         ;
     if (lane->stalled || lane->retry || atomic_load(&lane->endpoint->tells) ||
+        atomic_load(&lane->endpoint->hears) ||
         lane->nic->transport->ops->wait_fd(lane->nic) == WEFT_EAGAIN)
         weft__wake_lane(lane->endpoint, lane->index);
 }

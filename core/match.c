@@ -91,7 +91,8 @@ static void rec_end(struct weft__conn *conn, struct weft__stream *s, struct weft
     if (!op)
         return;
     op->rec = NULL;
-    if (op->kind == WEFT__OP_SEND && !op->status)
+    op->taken = !op->status;
+    if (op->kind == WEFT__OP_SEND && op->taken)
         op->bytes = op->total;
     weft__op_shut_regs(op);
     weft__op_unpend(op);
@@ -197,6 +198,7 @@ bool weft__match_cancel(struct weft__op *op)
 
 int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
 {
+    conn->hears = false; /* these are newer */
     for (int i = 0; i < WEFT__STREAMS; i++) {
         struct weft__stream *s = &conn->stream[i];
         uint32_t news = taken[i] - s->taken_seen;
@@ -216,6 +218,54 @@ int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
     }
     weft__match_fill(conn);
     return 0;
+}
+
+/*
+ * Of a ping-pong the sends end by counts that the answers bring, and whoever waits for an answer is not to wait for
+ * that, too: the caller who drives takes the message, and looks at the counts when it drives again. Where someone
+ * else may sleep until one of those sends has ended there is no "again".
+ */
+int weft__match_heard(struct weft__conn *conn, const uint32_t taken[2])
+{
+    struct weft__endpoint *ep = conn->ep;
+    if (ep->nthreads || ep->leader || ep->waiters)
+        return weft__match_taken(conn, taken);
+    conn->heard[0] = taken[0];
+    conn->heard[1] = taken[1];
+    conn->hears = true;
+    if (conn->hearing)
+        return 0;
+    conn->hearing = true;
+    conn->hear_next = atomic_load_explicit(&ep->hears, memory_order_relaxed);
+    atomic_store_explicit(&ep->hears, conn, memory_order_relaxed);
+    return 0;
+}
+
+int weft__match_hear_all(struct weft__endpoint *ep)
+{
+    struct weft__conn *conn = atomic_load_explicit(&ep->hears, memory_order_relaxed), *next;
+    int n = 0;
+    atomic_store_explicit(&ep->hears, NULL, memory_order_relaxed);
+    for (; conn; conn = next, n++) {
+        next = conn->hear_next;
+        conn->hearing = false;
+        int rc = conn->hears ? weft__match_taken(conn, conn->heard) : 0;
+        if (rc)
+            weft__conn_down(conn, rc, "counts of the peer: %s", weft_strerror(rc));
+    }
+    return n;
+}
+
+static void unhear(struct weft__conn *conn)
+{
+    struct weft__conn *at = atomic_load(&conn->ep->hears), *last = NULL;
+    for (; at && at != conn; last = at, at = at->hear_next)
+        ;
+    if (at && last)
+        last->hear_next = conn->hear_next;
+    else if (at)
+        atomic_store(&conn->ep->hears, conn->hear_next);
+    conn->hearing = conn->hears = false;
 }
 
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,
@@ -663,5 +713,7 @@ void weft__match_down(struct weft__conn *conn)
     }
     if (conn->telling)
         untell(conn);
+    if (conn->hearing)
+        unhear(conn);
     weft__notif_down(conn);
 }

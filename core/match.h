@@ -72,6 +72,10 @@ bool weft__match_cancel(struct weft__op *op); /* true: was taken out of its queu
 int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
                         const uint8_t *body, size_t len);
 int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2]);
+/* The same, but what they end may end a moment later: when next anyone makes progress. */
+int weft__match_heard(struct weft__conn *conn, const uint32_t taken[2]);
+/* What has waited since. Returns of how many conns. */
+int weft__match_hear_all(struct weft__endpoint *ep);
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,
                        const uint8_t *body, size_t len);
 /* The counts that go into every header; marks them as told. */

@@ -306,7 +306,8 @@ bool weft__msg_flushed(void *arg)
 static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const uint8_t *body,
                   size_t len)
 {
-    int rc = weft__match_taken(conn, h->taken);
+    int rc = h->type == WEFT__MSG_EAGER ? weft__match_heard(conn, h->taken)
+                                        : weft__match_taken(conn, h->taken);
     if (rc || conn->state == WEFT_CONN_DOWN)
         return rc;
     switch ((enum weft__msg_type)h->type) {

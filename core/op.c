@@ -217,7 +217,7 @@ void weft__opq_remove(struct weft__opq *q, struct weft__op *op)
 
 void weft__op_fail(struct weft__op *op, int status, const char *text)
 {
-    if (op->status || op->done)
+    if (op->status || op->done || op->taken)
         return;
     op->status = status;
     snprintf(op->text, sizeof op->text, "%s", text ? text : weft_strerror(status));

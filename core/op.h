@@ -74,6 +74,7 @@ struct weft__op {
     bool visited;    /* mark of abort_ops */
     bool finishing;  /* data is there; the notification or deregistration is not */
     bool has_notify; /* notify is sent after the data */
+    bool taken;      /* its message is the peer's: nothing can fail any more */
     bool large;      /* message goes by rendezvous */
     bool urgent;     /* a blocking caller waits for the peer to take the message */
     bool more;       /* the caller promised another operation at once */

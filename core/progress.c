@@ -112,10 +112,19 @@ static bool boot_due(struct weft__endpoint *ep, int happened)
     return true;
 }
 
+static WEFT__APART int hear(struct weft__endpoint *ep)
+{
+    pthread_mutex_lock(&ep->lock);
+    int n = weft__match_hear_all(ep);
+    pthread_mutex_unlock(&ep->lock);
+    weft__kick_all(ep); /* messages may have waited for what the peer has taken */
+    return n;
+}
+
 /* Lanes first..nlanes in steps, and the listener if it is due. */
 static int drive(struct weft__endpoint *ep, int first, int step)
 {
-    int n = 0;
+    int n = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? hear(ep) : 0;
     for (int i = first; i < ep->nlanes; i += step)
         n += weft__lane_progress(ep->lanes[i]);
     n += weft__copier_progress(ep,
@@ -286,9 +295,12 @@ static void cond_sleep(struct weft__endpoint *ep, struct weft__waiter *w, uint64
 static bool sleep_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
 {
     pthread_mutex_lock(&ep->lock);
+    bool heard = weft__match_hear_all(ep); /* of what another caller took, and was gone */
     bool done = w->ready(w->arg);
-    if (done || weft_now() >= deadline) {
+    if (done || heard || weft_now() >= deadline) {
         pthread_mutex_unlock(&ep->lock);
+        if (heard)
+            weft__kick_all(ep);
         return done;
     }
     if (ep->nthreads || ep->leader) {
