@@ -460,6 +460,18 @@ static bool ask_epoll(struct tcp_nic *nic)
     return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= nic->patience;
 }
 
+/* What the last message brought along. True: who polls has something to do, and asks again. */
+static bool hear(struct tcp_poll *poll)
+{
+    struct tcp_link *heard = poll->nic->heard;
+    if (!heard)
+        return false;
+    if (!tcp_post_hear(poll->nic))
+        tcp_link_fail(heard, WEFT_EPROTO);
+    hand_out(poll);
+    return poll->n > 0;
+}
+
 static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
@@ -468,6 +480,9 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     take_back_bufs(nic);
     weft_listener_look(&nic->listener);
     look_at_clock(nic);
+    nic->stirred = false;
+    if (hear(&poll))
+        return poll.n;
     hand_out(&poll);
     run_ready(nic, POLL_BYTES / 2);
     tcp_rx_resume(&poll);
@@ -478,7 +493,9 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         read_hot(&poll);
     nic->was_woken = nic->woken;
     nic->woken = false;
-    run_ready(nic, POLL_BYTES / 2);
+    if (nic->stirred ||
+        poll.n == 0) /* who has got a message is not to wait for acknowledgements */
+        run_ready(nic, POLL_BYTES / 2);
     hand_out(&poll);
     return poll.n;
 }
@@ -515,7 +532,7 @@ static int tcp_wait_fd(struct weft_nic *base)
     struct tcp_nic *nic = (struct tcp_nic *)base;
     if (nic->stale)
         take_edges(nic);
-    if (nic->done.head || nic->ndown || nic->parked || nic->ready || nic->unread)
+    if (nic->done.head || nic->ndown || nic->parked || nic->ready || nic->unread || nic->heard)
         return WEFT_EAGAIN;
     set_timer(nic);
     nic->woken = true;

@@ -246,6 +246,11 @@ struct tcp_nic {
     uint32_t nhot, nblocked;
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
+    bool stirred;             /* a link has become ready for more than to acknowledge */
+    /* an acknowledgement that came with a message, for the next poll: NULL, none */
+    struct tcp_link *heard;
+    uint8_t heard_sock;
+    uint32_t heard_count;
     bool timer_set;
     bool stale; /* sockets were read of which epoll has still to tell */
     bool woken; /* wait_fd was called since the last poll: epoll knows better than the hot list */
@@ -356,6 +361,11 @@ struct tcp_frame tcp_write_frame(const struct tcp_op *op, uint32_t n);
 void tcp_post_start(struct tcp_link *link);
 /* The peer has executed frames of a socket up to this count. False: it cannot have. */
 bool tcp_post_acked(struct tcp_link *link, uint32_t sock, uint32_t count);
+/* The same, which came with a message: who waits for that does not wait for this, too, but the next poll does it.
+ * False: what waited since the last message was no true count. */
+bool tcp_post_heard(struct tcp_link *link, uint8_t sock, uint32_t count);
+/* Do it. False: the peer broke the protocol. */
+bool tcp_post_hear(struct tcp_nic *nic);
 /* The peer has refused a frame. False: there is no such frame. */
 bool tcp_post_nacked(struct tcp_link *link, uint64_t sock, uint32_t nth, int status);
 /* A READ or ADD64 has its answer. */
@@ -367,6 +377,8 @@ void tcp_queue_push(struct tcp_queue *queue, struct tcp_op *op);
 struct tcp_op *tcp_queue_pop(struct tcp_queue *queue);
 /* Put a link on the list of those that poll lets send. */
 void tcp_tx_ready(struct tcp_link *link);
+/* The same, but there is nothing to send than acknowledgements, which wait for a frame to ride on. */
+void tcp_tx_owes(struct tcp_link *link);
 /* Bytes that a link may send before the next one has its turn. */
 int64_t tcp_tx_turn(const struct tcp_link *link);
 /* Something waits for room, a turn, or a fence. */

@@ -577,6 +577,8 @@ void tcp_link_fail(struct tcp_link *link, int status)
     if (link->state == TCP_LINK_DOWN)
         return;
     weft_log(WEFT_LOG_DEBUG, "tcp", "link %p is down: %s", (void *)link, weft_strerror(status));
+    if (tcp_nic_of(link)->heard == link) /* what the peer has executed has been executed */
+        (void)tcp_post_hear(tcp_nic_of(link));
     link->down_due = link->state == TCP_LINK_UP;
     tcp_nic_of(link)->ndown += link->down_due;
     link->state = TCP_LINK_DOWN;
@@ -590,6 +592,8 @@ static void link_forget(struct tcp_link *link)
     struct tcp_nic *nic = tcp_nic_of(link);
     struct tcp_queue done = {0};
     struct tcp_link **at = &nic->ready;
+    if (nic->heard == link)
+        nic->heard = NULL;
     while (nic->done.head) {
         struct tcp_op *op = tcp_queue_pop(&nic->done);
         if (op->link == link)

@@ -193,6 +193,16 @@ static void send_behind(struct tcp_link *link, bool short_first)
         tcp_out_flush(&link->socks[0], TCP_TURN);
 }
 
+/* Ops under way, without those that the peer has just said to have executed (tcp_post_heard). */
+static uint32_t under_way(const struct tcp_link *link)
+{
+    const struct tcp_nic *nic = tcp_nic_of(link);
+    if (nic->heard != link || nic->heard_sock != 0)
+        return link->started;
+    uint32_t n = nic->heard_count - link->socks[0].acked; /* a lie, perhaps */
+    return n < link->started ? link->started - n : 0;
+}
+
 int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 {
     struct tcp_link *link = (struct tcp_link *)base;
@@ -200,7 +210,7 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         return weft_fail(link->state == TCP_LINK_DOWN ? WEFT_ELINK : -ENOTCONN,
                          "tcp: post on a link that is %s",
                          link->state == TCP_LINK_DOWN ? "dead" : "not connected");
-    uint32_t others = link->started, shorts = others - link->nlong;
+    uint32_t others = under_way(link), shorts = others > link->nlong ? others - link->nlong : 0;
     int i = 0;
     for (; i < n && link->posted < link->depth; i++) {
         int rc = weft_cmd_check(&base->nic->attr, &cmds[i]);
@@ -224,7 +234,7 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 
 /* --- what the peer says of our frames ---------------------------------------------------------- */
 
-bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
+static bool acked(struct tcp_link *link, uint32_t index, uint32_t count)
 {
     if (index >= link->nsocks)
         return false;
@@ -247,6 +257,34 @@ bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
     }
     if (tcp_tx_queued(link))
         tcp_tx_ready(link);
+    return true;
+}
+
+bool tcp_post_hear(struct tcp_nic *nic)
+{
+    struct tcp_link *link = nic->heard;
+    nic->heard = NULL;
+    return !link || acked(link, nic->heard_sock, nic->heard_count);
+}
+
+bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
+{
+    struct tcp_nic *nic = tcp_nic_of(link);
+    return (nic->heard != link || tcp_post_hear(nic)) && acked(link, index, count);
+}
+
+bool tcp_post_heard(struct tcp_link *link, uint8_t index, uint32_t count)
+{
+    struct tcp_nic *nic = tcp_nic_of(link);
+    struct tcp_link *before = nic->heard;
+    if (before && !tcp_post_hear(nic)) {
+        if (before == link)
+            return false;
+        tcp_link_fail(before, WEFT_EPROTO);
+    }
+    nic->heard = link;
+    nic->heard_sock = index;
+    nic->heard_count = count;
     return true;
 }
 

@@ -51,7 +51,7 @@ static void count_executed(struct tcp_sock *sock)
     if (!link->acks)
         link->acks_poll = tcp_nic_of(link)->polls;
     link->acks |= 1u << sock->index;
-    tcp_tx_ready(link);
+    tcp_tx_owes(link);
 }
 
 static void refuse(struct tcp_sock *sock, enum tcp_code code)
@@ -276,9 +276,11 @@ static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
         return step;
     buf->head += (uint32_t)size;
     poll->budget -= FRAME_COST;
-    if (sock->index == 0 && !tcp_post_acked(sock->link, frame.ack_sock, frame.ack))
-        return STEP_PROTO;
-    return STEP_ON;
+    if (sock->index != 0)
+        return STEP_ON;
+    bool sound = frame.type == TCP_SEND ? tcp_post_heard(sock->link, frame.ack_sock, frame.ack)
+                                        : tcp_post_acked(sock->link, frame.ack_sock, frame.ack);
+    return sound ? STEP_ON : STEP_PROTO;
 }
 
 /* All of the payload is in its place. */

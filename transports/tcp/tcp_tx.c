@@ -188,6 +188,12 @@ static void stage_bulk(struct tcp_link *link, struct tcp_sock *sock)
 
 void tcp_tx_ready(struct tcp_link *link)
 {
+    tcp_nic_of(link)->stirred = true;
+    tcp_tx_owes(link);
+}
+
+void tcp_tx_owes(struct tcp_link *link)
+{
     struct tcp_nic *nic = tcp_nic_of(link);
     if (link->ready)
         return;
@@ -259,7 +265,7 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
                     link->acks_poll != nic->polls; /* the others may yet find a frame */
     if (link->state == TCP_LINK_UP && !acks_due && nothing_staged(link)) {
         if (link->acks)
-            tcp_tx_ready(link);
+            tcp_tx_owes(link);
         return;
     }
     while (link->state == TCP_LINK_UP && sent > 0 && *budget > 0) {
@@ -284,8 +290,10 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
         if (!tcp_tx_queued(link))
             break;
     }
-    if (link->state == TCP_LINK_UP && (*budget <= 0 || (link->acks && !link->socks[0].blocked)))
+    if (link->state == TCP_LINK_UP && *budget <= 0)
         tcp_tx_ready(link);
+    else if (link->state == TCP_LINK_UP && link->acks && !link->socks[0].blocked)
+        tcp_tx_owes(link);
 }
 
 void tcp_tx_farewell(struct tcp_link *link)
