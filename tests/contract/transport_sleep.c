@@ -134,6 +134,71 @@ static void requests_wake_a_target_that_must_work(void **state)
     wake_by(p, &read);
 }
 
+#define TO_AND_FRO 300
+#define BURST                                                                                     \
+    40 /* of the longest messages: more than a nic has room for, if the target does not poll */
+#define BUSY_MS                                                                                   \
+    4000 /* of a test that waits for nothing: longer, and what woke was a timer of the nic's own */
+
+/* To and fro, and nobody sleeps. Returns how many messages either side has got by now. */
+static size_t to_and_fro(struct pair *p, struct buf near, struct buf far)
+{
+    struct weft_cmd there = cmd_send(near, 0, 100), back = cmd_send(far, 0, 100);
+    for (size_t i = 0; i < TO_AND_FRO; i++) {
+        size_t had = p->b.narrivals, has = p->a.narrivals;
+        pair_post(p, A, 0, &there);
+        TEST_UNTIL(p->b.narrivals > had, side_poll(&p->a); side_poll(&p->b), "a message");
+        pair_post(p, B, 0, &back);
+        TEST_UNTIL(p->a.narrivals > has, side_poll(&p->a); side_poll(&p->b), "an answer");
+    }
+    return p->a.narrivals;
+}
+
+/* A nic may ask in another way while nobody sleeps. It still wakes who sleeps after that. */
+static void who_was_busy_sleeps_again(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, MIB, 0, 0), far = pair_buf(p, B, MIB, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100), back = cmd_send(far, 0, 100);
+    if (!has_fd(&p->a))
+        return;
+    uint64_t since = weft_now();
+    for (int round = 0; round < 3; round++) {
+        size_t had = to_and_fro(p, near, far);
+        pair_settle(p, A);
+        pair_settle(p, B);
+        wake_by(p, &there);
+        int fd = WEFT_EAGAIN;
+        TEST_UNTIL(!readable(fd = arm(&p->a), 0), side_poll(&p->a), "who asked to sleep");
+        pair_post(p, B, 0, &back);
+        TEST_UNTIL(readable(fd, 0), side_poll(&p->b), "who asked to be woken");
+        TEST_UNTIL(p->a.narrivals > had, side_poll(&p->a); side_poll(&p->b), "its answer");
+        pair_settle(p, B);
+    }
+    CHECK(weft_now() - since < BUSY_MS * 1000000ull, "nobody was woken at once: %d ms",
+          (int)((weft_now() - since) / 1000000));
+}
+
+/* ... and goes on when there is room again. */
+static void who_was_busy_runs_out_of_room(void **state)
+{
+    struct pair *p = *state;
+    uint64_t len = pair_attr(p).max_send < MIB ? pair_attr(p).max_send : MIB;
+    struct buf near = pair_buf(p, A, MIB, 0, 0), far = pair_buf(p, B, MIB, 0, 0);
+    struct weft_cmd big = cmd_send(near, 0, len);
+    size_t first;
+    for (int round = 0; round < 2; round++) {
+        to_and_fro(p, near, far);
+        size_t want = p->b.narrivals;
+        for (int i = 0; i < BURST && side_post_many(&p->a, 0, &big, 1, &first) == 1; i++)
+            want++;
+        for (int i = 0; i < BURST; i++) /* as far as it gets alone */
+            side_poll(&p->a);
+        TEST_UNTIL(p->b.narrivals == want, side_poll(&p->a); side_poll(&p->b), "a burst");
+        pair_settle(p, A);
+    }
+}
+
 /* Two sides that only ever poll when they are woken get everything done. */
 static void pump_asleep(struct pair *p)
 {
@@ -224,6 +289,8 @@ int main(void)
         IN_ONE(an_idle_nic_sleeps),
         IN_ONE(arrivals_wake_the_target),
         IN_ONE(requests_wake_a_target_that_must_work),
+        IN_ONE(who_was_busy_sleeps_again),
+        IN_ONE(who_was_busy_runs_out_of_room),
         IN_ONE(two_sleepers_get_everything_done),
         IN_TWO(sleepers_in_two_processes),
         IN_ONE(close_of_the_peer_wakes),

@@ -19,6 +19,15 @@
 #define QUIET_MOST 128
 /* A hot socket that had nothing in so many polls in a row is not hot any more. */
 #define HOT_MISSES 200
+/*
+ * A hot socket that had something in so many polls while nobody slept is taken out of epoll's set until someone is
+ * about to sleep: else each arrival queues an event, on the processor of who sends and with the socket locked, that nobody
+ * asks for. Half a round trip of plain sockets that spin is 3.80 us without and 3.98 us with (2026-11-24, 2 cores of an AMD EPYC).
+ */
+#define HITS 64
+/* Looks at such a socket in one poll. Half a round trip, with one, two, three and four: 1.16, 1.09, 1.08 and 1.09 times that of
+ * plain sockets. */
+#define LOOKS 3
 /* Polls between looks at the clock, about a millisecond while polling. */
 #define CLOCK_POLLS 4096
 
@@ -335,8 +344,50 @@ static void make_hot(struct tcp_nic *nic, struct tcp_sock *sock)
     if (sock->hot || nic->nhot == TCP_HOT || sock->state != TCP_JOINED)
         return;
     sock->hot = true;
-    sock->misses = 0;
+    sock->misses = sock->hits = 0;
     nic->hot[nic->nhot++] = sock;
+}
+
+static void unwatch(struct tcp_nic *nic, struct tcp_sock *sock)
+{
+    sock->hits = 0;
+    if (!sock->blocked && !sock->ending)
+        sock->unwatched = tcp_watch(nic, EPOLL_CTL_DEL, sock->fd, 0, NULL) == 0;
+}
+
+int tcp_rewatch(struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    if (!sock->unwatched)
+        return 0;
+    int rc = tcp_watch(nic, EPOLL_CTL_ADD, sock->fd, TCP_EDGES, sock);
+    if (rc < 0)
+        return rc;
+    sock->unwatched = false;
+    nic->stale = true; /* that it is writable is an edge */
+    return 0;
+}
+
+/* It is read without asking epoll. False: not any more. */
+static bool stays_hot(struct tcp_nic *nic, struct tcp_sock *sock, bool any)
+{
+    sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
+    if (any && !sock->unwatched && ++sock->hits == HITS)
+        unwatch(nic, sock);
+    if (sock->misses < HOT_MISSES)
+        return true;
+    sock->misses = 0;
+    return tcp_rewatch(sock) < 0; /* epoll would not tell of it */
+}
+
+/* More than one look at a socket that is the only one to wait for, and that epoll does not tell of: of what is between two polls
+ * only a part is looking. */
+static bool look(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    bool any = tcp_rx_turn(poll, sock);
+    for (int i = 1; i < LOOKS && !any && sock->unwatched && sock->misses > 0; i++)
+        any = poll->nic->nhot == 1 && tcp_rx_turn(poll, sock);
+    return any;
 }
 
 /* Sockets that had bytes of late are read without asking epoll first. */
@@ -345,12 +396,11 @@ static void read_hot(struct tcp_poll *poll)
     struct tcp_nic *nic = poll->nic;
     for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
         struct tcp_sock *sock = nic->hot[i];
-        bool any = sock->turn == nic->polls || tcp_rx_turn(poll, sock);
+        bool any = sock->turn == nic->polls || look(poll, sock);
         nic->stale |= any;
         if (i >= nic->nhot || nic->hot[i] != sock)
             continue; /* its link is dead */
-        sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
-        if (sock->misses < HOT_MISSES) {
+        if (stays_hot(nic, sock, any)) {
             i++;
             continue;
         }
@@ -527,9 +577,22 @@ static void take_edges(struct tcp_nic *nic)
     }
 }
 
+/* False: epoll would not tell of all sockets. */
+static bool rewatch_hot(struct tcp_nic *nic)
+{
+    for (uint32_t i = 0; i < nic->nhot; i++) {
+        nic->hot[i]->hits = 0;
+        if (tcp_rewatch(nic->hot[i]) < 0)
+            return false;
+    }
+    return true;
+}
+
 static int tcp_wait_fd(struct weft_nic *base)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
+    if (!rewatch_hot(nic))
+        return WEFT_EAGAIN; /* who cannot sleep polls */
     if (nic->stale)
         take_edges(nic);
     if (nic->done.head || nic->ndown || nic->parked || nic->ready || nic->unread || nic->heard)

@@ -150,7 +150,9 @@ struct tcp_sock {
     bool ending;    /* the peer has shut it: read on to the very end */
     bool unread;    /* in nic->unread */
     uint8_t misses; /* polls in a row that found nothing, while hot */
+    uint8_t hits;   /* polls that found something since it is hot and nobody slept, at most HITS */
     bool hot;
+    bool unwatched; /* epoll does not know it: it is hot, and not blocked */
     bool unproven;    /* has sent, and is not known to be acknowledged by the peer's kernel */
     uint64_t suspect; /* since when the peer's kernel has been silent, 0: it is not */
     uint64_t turn;    /* number of the poll that last read it */
@@ -246,7 +248,7 @@ struct tcp_nic {
     uint32_t nhot, nblocked;
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
-    bool stirred;             /* a link has become ready for more than to acknowledge */
+    bool stirred; /* a link has become ready for more than to acknowledge */
     /* an acknowledgement that came with a message, for the next poll: NULL, none */
     struct tcp_link *heard;
     uint8_t heard_sock;
@@ -311,6 +313,8 @@ void tcp_sock_greet(struct tcp_sock *sock);
 int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source);
 /* The link is lost: comps that have not been earned are dropped, LINK_DOWN follows. */
 void tcp_link_fail(struct tcp_link *link, int status) WEFT_COLD;
+/* Epoll is to tell of it again. WEFT_EAGAIN or another code: it cannot. */
+int tcp_rewatch(struct tcp_sock *sock);
 /* The code for an error of send, recv or connect. */
 int tcp_status(int err);
 /* Fail links whose peer's kernel has been silent for too long. */

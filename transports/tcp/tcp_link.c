@@ -552,7 +552,7 @@ static void sock_close(struct tcp_sock *sock)
             nic->hot[i] = nic->hot[--nic->nhot];
     nic->nblocked -= sock->blocked;
     nic->nunproven -= sock->unproven;
-    sock->hot = sock->blocked = sock->unproven = false;
+    sock->hot = sock->blocked = sock->unproven = sock->unwatched = false;
     tcp_rx_drop(sock);
     tcp_out_drop(sock);
     free(sock->flight);

@@ -249,10 +249,17 @@ static void out_consume(struct tcp_sock *sock, uint64_t n)
     }
 }
 
-static void sock_block(struct tcp_sock *sock)
+/* Epoll tells when there is room again. False: it cannot, and the link is lost. */
+static bool sock_block(struct tcp_sock *sock)
 {
+    int rc = tcp_rewatch(sock);
+    if (rc < 0) {
+        tcp_link_fail(sock->link, rc);
+        return false;
+    }
     sock->blocked = true;
     tcp_nic_of(sock->link)->nblocked++;
+    return true;
 }
 
 /* Cut pieces down to `limit` bytes. Returns how many pieces are left; bytes in them. */
@@ -345,8 +352,8 @@ uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
         if (sock->sent - sock->fit_sent >= FIT_EVERY)
             fit_buffer(sock);
         sum += n > 0 ? (uint64_t)n : 0;
-        if (n < 0 || (uint64_t)n < want)
-            sock_block(sock);
+        if ((n < 0 || (uint64_t)n < want) && !sock_block(sock))
+            return sum;
     }
     if (sock->out && sock->sent == sock->staged) {
         tcp_buf_put(tcp_nic_of(sock->link), sock->out);
