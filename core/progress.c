@@ -112,7 +112,7 @@ static bool boot_due(struct weft__endpoint *ep, int happened)
     return true;
 }
 
-static WEFT__APART int hear(struct weft__endpoint *ep)
+int weft__hear(struct weft__endpoint *ep)
 {
     pthread_mutex_lock(&ep->lock);
     int n = weft__match_hear_all(ep);
@@ -124,7 +124,7 @@ static WEFT__APART int hear(struct weft__endpoint *ep)
 /* Lanes first..nlanes in steps, and the listener if it is due. */
 static int drive(struct weft__endpoint *ep, int first, int step)
 {
-    int n = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? hear(ep) : 0;
+    int n = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? weft__hear(ep) : 0;
     for (int i = first; i < ep->nlanes; i += step)
         n += weft__lane_progress(ep->lanes[i]);
     n += weft__copier_progress(ep,
