@@ -99,8 +99,8 @@ static int attempt(struct session *s, struct message *welcome)
 /* Will another attempt not help? */
 static int is_final(int rc)
 {
-    return rc == WEFT_EPROTO || rc == WEFT_EVERSION || rc == WEFT_ENODEV || rc == WEFT_ECONFIG ||
-           rc == -EINVAL;
+    return rc == WEFT_EPROTO || rc == WEFT_EVERSION || rc == WEFT_EAUTH || rc == WEFT_ENODEV ||
+           rc == WEFT_ECONFIG || rc == -EINVAL;
 }
 
 int session_connect(struct session *s, struct message *welcome)
@@ -112,8 +112,10 @@ int session_connect(struct session *s, struct message *welcome)
         if (rc == 0)
             return 0;
         int last = is_final(rc) || seconds() + pause > until;
-        if (last || !said++)
+        if (last)
             say("%s: %s", s->opts->address, s->why);
+        else if (!said++)
+            say("%s: %s; tried again for %d s", s->opts->address, s->why, s->opts->retry);
         if (last)
             return rc;
         usleep((useconds_t)(pause * 1e6));

@@ -10,6 +10,7 @@
 #   modes    into memory; unchecked; with SHA-256: each finds what it is there to find
 #   changed  a file changes under the server, and one is cut short: the pull says so and fails
 #   away     there is no server: the pull fails in the time it was given
+#   secret   the server has another secret: the pull fails at once
 #   busy     a server that is out of windows is asked again
 #   hostile  servers that lie: nothing is written outside the destination, every pull fails
 #   stranger clients that break the rules: each loses its conn, others are served
@@ -253,6 +254,19 @@ case_away() {
     start_s=$SECONDS
     pull_fails "pull without a server" --retry 1
     [ $((SECONDS - start_s)) -le 15 ] || fail "it took $((SECONDS - start_s)) s"
+}
+
+# A secret that is wrong stays wrong: nobody waits for it to become right.
+case_secret() {
+    head -c 32 /dev/urandom >"$work/secret" && chmod 600 "$work/secret"
+    serve 127.0.0.1:0
+    start_s=$SECONDS
+    export WEFT_SECRET_FILE=$work/secret
+    pull_fails "pull with a secret from a server that has none" --retry 60
+    unset WEFT_SECRET_FILE
+    [ $((SECONDS - start_s)) -le 30 ] || fail "it was tried for $((SECONDS - start_s)) s"
+    grep -q secret "$work/pull.log" || fail "does not say why"
+    end_server
 }
 
 case_hostile() {
