@@ -25,7 +25,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \
        "directories, separated by colons, from which weft_*.so modules are loaded")               \
     XX("WEFT_LISTEN", STRING, "127.0.0.1", 0, 0,                                                  \
-       "where endpoints accept connections: HOST, HOST:PORT, :PORT (all interfaces)")             \
+       "where endpoints accept connections: HOST, HOST:PORT, :PORT (all, IPv4), [::]:PORT (all, IPv6)")             \
     XX("WEFT_SECRET_FILE", STRING, "", 0, 0,                                                      \
        "file with the secret that endpoints share, 16 to 4096 bytes; others may not read it")     \
     XX("WEFT_PROGRESS_THREADS", INT, "1", 0, 64,                                                  \

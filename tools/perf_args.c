@@ -27,7 +27,7 @@ static const char usage_text[] =
     "Measures what Weft moves, and checks that it arrived.\n"
     "\n"
     "      --local               run both sides here, in two processes\n"
-    "      --listen [HOST:PORT]  be the target (all interfaces unless HOST is given)\n"
+    "      --listen [HOST:PORT]  be the target (all interfaces, IPv4, unless HOST is given)\n"
     "      --connect HOST[:PORT] be the initiator: its options decide what is measured\n"
     "  -t, --transport LIST      use only these transports, best first\n"
     "  -s, --sizes LIST          bytes: 8,4K,1M..64M (A..B doubles)\n"

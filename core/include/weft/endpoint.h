@@ -48,7 +48,7 @@ typedef uint64_t weft_op_t;
 
 struct weft_endpoint_opts {
     size_t struct_size;
-    /* Where to accept connections: "HOST:PORT", "HOST", ":PORT" (all interfaces), "[V6]:PORT".
+    /* Where to accept connections: "HOST:PORT", "HOST", ":PORT" (all interfaces, IPv4), "[V6]:PORT" ("[::]:PORT": all, IPv6).
      * HOST is a numeric address or a name. Port 0 or none: any free one. NULL: WEFT_LISTEN. */
     const char *listen;
     /* Comma-separated names, best first: only these are used. NULL: WEFT_TRANSPORT ("auto"). */
@@ -90,7 +90,9 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
 
 /*
  * Close an endpoint with all its conns, mems and operations: operations end with WEFT_ECLOSED,
- * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns.
+ * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
+ * process that ends without it may leave a peer waiting to hear that its last message was taken: that
+ * operation of the peer then ends with WEFT_EPEER, though the message has arrived.
  */
 WEFT_API int weft_endpoint_close(weft_endpoint_t endpoint);
 
