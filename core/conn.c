@@ -233,10 +233,9 @@ static void abort_ops(struct weft__conn *conn)
 
 void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
 {
-    if (conn->state != WEFT_CONN_DOWN && conn->hears) /* what the peer has taken it has taken */
-        (void)weft__match_taken(conn, conn->heard);
     if (conn->state == WEFT_CONN_DOWN)
         return;
+    weft__match_last(conn); /* what the peer has taken it has taken */
     /* who connects is told by the call that fails */
     bool reported = conn->initiator && conn->state == WEFT_CONN_CONNECTING;
     va_list args;

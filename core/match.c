@@ -196,7 +196,8 @@ bool weft__match_cancel(struct weft__op *op)
     return false;
 }
 
-int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
+/* End what these counts end. */
+static int end_taken(struct weft__conn *conn, const uint32_t taken[2])
 {
     conn->hears = false; /* these are newer */
     for (int i = 0; i < WEFT__STREAMS; i++) {
@@ -216,8 +217,21 @@ int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
             news--;
         }
     }
-    weft__match_fill(conn);
     return 0;
+}
+
+int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2])
+{
+    int rc = end_taken(conn, taken);
+    if (rc == 0)
+        weft__match_fill(conn);
+    return rc;
+}
+
+void weft__match_last(struct weft__conn *conn)
+{
+    if (conn->hears)
+        (void)end_taken(conn, conn->heard); /* nothing more is sent */
 }
 
 /*

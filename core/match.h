@@ -74,6 +74,8 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
 int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2]);
 /* The same, but what they end may end a moment later: when next anyone makes progress. */
 int weft__match_heard(struct weft__conn *conn, const uint32_t taken[2]);
+/* Of a conn that goes down. */
+void weft__match_last(struct weft__conn *conn);
 /* What has waited since. Returns of how many conns. */
 int weft__match_hear_all(struct weft__endpoint *ep);
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,

@@ -139,6 +139,25 @@ static void who_answers_may_leave(void **state)
     }
 }
 
+/* Canceled after the answer: too late. */
+static void it_is_too_late_to_cancel(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(transports); i++) {
+        struct weft_op_status status;
+        struct two t;
+        two_open(&t, transports[i]);
+        weft_op_t back, question = ask(&t, &back);
+        WEFT_OK(weft_op_cancel(question));
+        end(question, t.b);
+        question = ask(&t, &back);
+        WEFT_OK(weft_op_cancel(question));
+        TEST_UNTIL(weft_op_poll(question, &status) != 0, (void)0, "the question");
+        assert_int_equal(status.status, 0);
+        two_close(&t);
+    }
+}
+
 struct waiter {
     weft_op_t op;
     int rc;
@@ -187,6 +206,7 @@ int main(void)
         cmocka_unit_test(a_question_ends_at_the_next_look),
         cmocka_unit_test(what_was_taken_is_no_error),
         cmocka_unit_test(who_answers_may_leave),
+        cmocka_unit_test(it_is_too_late_to_cancel),
         cmocka_unit_test(who_sleeps_for_the_question_wakes),
     };
     return cmocka_run_group_tests_name("heard", tests, NULL, NULL);
