@@ -64,6 +64,49 @@ static void bad_frames_take_their_link_down(void **state)
     }
 }
 
+/* What a message acknowledges is looked at later. A lie is found all the same, alone and with what comes behind it. */
+static void a_message_that_lies_takes_its_link_down(void **state)
+{
+    struct stranger *s = *state;
+    const struct tcp_frame lies[] = {{.type = TCP_SEND, .len = 1, .ack = 5},
+                                     {.type = TCP_SEND, .len = 1, .ack = UINT32_MAX},
+                                     {.type = TCP_SEND, .len = 1, .ack_sock = 200}};
+    const struct tcp_frame then[] = {stranger_write_of(s, TCP_WRITE, 1), {.type = TCP_SEND, .len = 1}, {.type = TCP_ACK}};
+    for (size_t i = 0; i < 3; i++) {
+        for (size_t k = 0; k < 4; k++) { /* the last time, nothing */
+            uint8_t bytes[4 * TCP_FRAME_MAX];
+            size_t len = stranger_encode(bytes, lies[i]);
+            bytes[len++] = 'x';
+            if (k < 3)
+                len += stranger_encode(bytes + len, then[k]);
+            bytes[len] = 'y';
+            stranger_say(s->fd[0], bytes, len + (k < 2));
+            stranger_await_down(s, WEFT_EPROTO);
+            stranger_check_healthy(s);
+            assert_int_equal(s->mem[0], 0);
+            rejoin(s);
+        }
+    }
+}
+
+/* What was acknowledged with a message before the protocol was broken has been done. */
+static void what_was_earned_before_is_handed_out(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_nic *nic = s->link->nic;
+    struct weft_cmd cmd = {
+        .op = WEFT_OP_SEND, .len = 1, .ctx = 4711, .one = {.addr = s->healthy, .len = 1}};
+    uint8_t bytes[2 * TCP_FRAME_MAX];
+    assert_int_equal(nic->transport->ops->post(s->link, &cmd, 1), 1);
+    size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_SEND, .len = 1, .ack = 1});
+    bytes[len++] = 'x';
+    bytes[len++] = 0x7f; /* no frame */
+    pair_poll(&s->pair, PAIR_B);
+    stranger_say(s->fd[0], bytes, len);
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_SEND, 4711).comp.status, 0);
+    stranger_await_down(s, WEFT_EPROTO);
+}
+
 static void no_frames_take_their_link_down(void **state)
 {
     struct stranger *s = *state;
@@ -524,6 +567,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(bad_frames_take_their_link_down, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_message_that_lies_takes_its_link_down, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(what_was_earned_before_is_handed_out, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(no_frames_take_their_link_down, stranger_setup_joined,
                                         stranger_teardown),

@@ -270,7 +270,11 @@ bool tcp_post_hear(struct tcp_nic *nic)
 bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
-    return (nic->heard != link || tcp_post_hear(nic)) && acked(link, index, count);
+    if (nic->heard == link && !tcp_post_hear(nic)) {
+        nic->heard = link; /* who asks again (short_write does) hears the same */
+        return false;
+    }
+    return acked(link, index, count);
 }
 
 bool tcp_post_heard(struct tcp_link *link, uint8_t index, uint32_t count)
