@@ -407,6 +407,9 @@ static void read_hot(struct tcp_poll *poll)
         sock->hot = false;
         nic->hot[i] = nic->hot[--nic->nhot];
     }
+    for (uint32_t i = 0; i < nic->nhot; i++) /* the others took all of this poll, and epoll does not tell of these */
+        if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls)
+            tcp_rx_unread(nic->hot[i]);
 }
 
 /* Note what epoll tells of a socket of a link that is up. True if there is something to read. */

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sockets of tcp that are polled all the time: epoll does not know them, so what poll does not look at is heard of by no one
+ * (transports/tcp/tcp.c).
+ */
+#include "contract/pair.h"
+
+#define TO_AND_FRO 300
+#define COOL 1000 /* polls in which nothing comes: more than a socket stays hot for */
+#define FLOODERS 16
+#define MESSAGES 5 /* among floods: of those that are forgotten, half */
+#define BIG (4u << 20)
+#define ALONE 12 /* polls of who floods, for one of the target */
+#define MOST_POLLS                                                                                \
+    1500 /* of the target, until a message among floods is there: 15 to 120, and 7500 if it is forgotten */
+
+static void both(struct pair *p)
+{
+    side_poll(&p->a);
+    side_poll(&p->b);
+}
+
+static void to_and_fro(struct pair *p, struct buf near, struct buf far)
+{
+    struct weft_cmd there = cmd_send(near, 0, 100), back = cmd_send(far, 0, 100);
+    for (int i = 0; i < TO_AND_FRO; i++) {
+        size_t had = p->b.narrivals, has = p->a.narrivals;
+        pair_post(p, A, 0, &there);
+        TEST_UNTIL(p->b.narrivals > had, both(p), "a message");
+        pair_post(p, B, 0, &back);
+        TEST_UNTIL(p->a.narrivals > has, both(p), "an answer");
+    }
+    pair_settle(p, A);
+    pair_settle(p, B);
+}
+
+static void who_has_cooled_hears(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 4096, 0, 0), far = pair_buf(p, B, 4096, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100);
+    for (int round = 0; round < 3; round++) {
+        to_and_fro(p, near, far);
+        for (int i = 0; i < COOL; i++)
+            both(p);
+        size_t had = p->b.narrivals;
+        pair_post(p, A, 0, &there);
+        TEST_UNTIL(p->b.narrivals > had, both(p), "a message to who has cooled");
+        pair_settle(p, A);
+    }
+}
+
+/* Long writes over many links take all that a poll may receive. */
+static void flood(struct pair *p, const struct weft_cmd *write)
+{
+    size_t first;
+    for (int i = 1; i <= FLOODERS; i++)
+        if (p->a.pending < 4 * FLOODERS)
+            side_post_many(&p->a, i, write, 1, &first);
+    for (int i = 0; i < ALONE; i++)
+        side_poll(&p->a);
+    side_poll(&p->b);
+}
+
+static void a_flood_of_others_does_not_silence_it(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
+    struct weft_cmd there = cmd_send(near, 0, 100), write = cmd_write(near, 0, far, 0, BIG);
+    size_t first;
+    for (int i = 0; i < FLOODERS; i++)
+        pair_link(p, A);
+    to_and_fro(p, near, far);
+    p->a.other = p->b.other = NULL;
+    for (int i = 0; i < 100; i++)
+        flood(p, &write);
+    for (int i = 0; i < MESSAGES; i++) {
+        size_t had = p->b.narrivals, polls = 0;
+        assert_int_equal(side_post_many(&p->a, 0, &there, 1, &first), 1);
+        while (p->b.narrivals == had && polls++ < MOST_POLLS)
+            flood(p, &write);
+        CHECK(p->b.narrivals > had, "a message did not arrive in %d polls", MOST_POLLS);
+    }
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    pair_settle(p, A);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        IN_ONE(who_has_cooled_hears),
+        IN_ONE(a_flood_of_others_does_not_silence_it),
+    };
+    return PAIR_MAIN("tcp_hot", tests);
+}
