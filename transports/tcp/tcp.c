@@ -28,6 +28,13 @@
 /* Looks at such a socket in one poll. Half a round trip, with one, two, three and four: 1.16, 1.09, 1.08 and 1.09 times that of
  * plain sockets. */
 #define LOOKS 3
+/*
+ * Who polls all the time tries a full socket again in every n-th poll, of a few links: epoll tells of room only when a third of the
+ * buffer is free, and bytes that leave sooner are read sooner, while they are in a cache. Writes of 64 MiB over loopback: 6.0
+ * GB/s with it, 5.5 without, plain sockets 5.8 (2026-11-24, 2 cores of an AMD EPYC; in every poll it was no better).
+ */
+#define RETRY_POLLS 4
+#define RETRY_LINKS 8
 /* Polls between looks at the clock, about a millisecond while polling. */
 #define CLOCK_POLLS 4096
 
@@ -407,7 +414,8 @@ static void read_hot(struct tcp_poll *poll)
         sock->hot = false;
         nic->hot[i] = nic->hot[--nic->nhot];
     }
-    for (uint32_t i = 0; i < nic->nhot; i++) /* the others took all of this poll, and epoll does not tell of these */
+    for (uint32_t i = 0; i < nic->nhot;
+         i++) /* the others took all of this poll, and epoll does not tell of these */
         if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls)
             tcp_rx_unread(nic->hot[i]);
 }
@@ -513,6 +521,22 @@ static bool ask_epoll(struct tcp_nic *nic)
     return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= nic->patience;
 }
 
+static void retry_blocked(struct tcp_nic *nic)
+{
+    if (nic->nblocked == 0 || nic->woken || nic->polls % RETRY_POLLS != 0)
+        return;
+    struct tcp_link *link = nic->links;
+    for (int i = 0; link && i < RETRY_LINKS; link = link->next, i++) {
+        for (uint32_t k = 0; link->state == TCP_LINK_UP && k < link->nsocks; k++) {
+            if (!link->socks[k].blocked)
+                continue;
+            link->socks[k].blocked = false;
+            nic->nblocked--;
+            tcp_tx_ready(link);
+        }
+    }
+}
+
 /* What the last message brought along. True: who polls has something to do, and asks again. */
 static bool hear(struct tcp_poll *poll)
 {
@@ -537,6 +561,7 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     if (hear(&poll))
         return poll.n;
     hand_out(&poll);
+    retry_blocked(nic);
     run_ready(nic, POLL_BYTES / 2);
     tcp_rx_resume(&poll);
     read_unread(&poll);
