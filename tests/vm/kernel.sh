@@ -89,11 +89,11 @@ vm_make_initramfs()
 
 vm_prepare()
 {
-    (need_packages "${VM_PACKAGES[@]}") >&2 || return 1
-    PATH=$PATH:/usr/sbin:/sbin
     mkdir -p "$vm_cache"
     exec 9>"$vm_cache/lock"
-    flock 9 # several at once: one fetches, the others find it done
+    flock 9 # several at once: one installs and fetches, the others find it done
+    (need_packages "${VM_PACKAGES[@]}" 9>&-) >&2 || return 1
+    PATH=$PATH:/usr/sbin:/sbin
     [ -d "$vm_cache/root" ] || vm_fetch_kernel || return 1
     vm_release=$(ls "$vm_cache/root/lib/modules")
     vm_kernel=$vm_cache/root/boot/vmlinuz-$vm_release
