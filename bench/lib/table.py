@@ -31,15 +31,23 @@ class Goal:
         self.text, self.weft, self.sense, self.factor = text, weft, sense, factor
         self.others, self.best = others or [], best
 
-    def judge(self, medians):
+    def judge(self, samples):
         """(what was measured, is it met), or None if that was not measured."""
-        weft = medians.get(self.weft)
-        others = [medians[o] for o in self.others if o in medians]
-        if weft is None or (self.others and not others):
+        weft = samples.values(self.weft)
+        others = [samples.values(o) for o in self.others]
+        others = [o for o in others if o]
+        if not weft or (self.others and not others):
             return None
-        value = weft / self.best(others) if self.others else weft
+        value = self.ratio(weft, others) if others else statistics.median(weft)
         met = value >= self.factor if self.sense == ">=" else value <= self.factor
         return f"{value:.2f} {'x' if self.others else ''}".strip(), met
+
+
+    def ratio(self, weft, others):
+        """Of what was measured in one round, one after the other: machines change from minute to minute."""
+        if all(len(o) == len(weft) for o in others):
+            return statistics.median(w / self.best(o) for w, *o in zip(weft, *others))
+        return statistics.median(weft) / self.best(statistics.median(o) for o in others)
 
 
 class Samples:
@@ -57,9 +65,10 @@ class Samples:
             with open(self.path, "w", encoding="utf-8") as f:
                 json.dump(self.rows, f)
 
-    def medians(self):
-        return {(row, who): statistics.median(s[0] for s in got)
-                for row, programs in self.rows.items() for who, got in programs.items()}
+    def values(self, what):
+        """In order of the rounds, of (row, program)."""
+        row, who = what
+        return [s[0] for s in self.rows.get(row, {}).get(who, [])]
 
     def others(self):
         return max((s[2] for p in self.rows.values() for got in p.values() for s in got), default=0)
@@ -114,10 +123,9 @@ def markdown(rows, goals, samples):
     for row in rows:
         if row.name in samples.rows:
             lines += row_lines(row, samples.rows[row.name])
-    medians = samples.medians()
     lines += ["", "| goal | measured | |", "|---|---|---|"]
     for goal in goals:
-        verdict = goal.judge(medians)
+        verdict = goal.judge(samples)
         if verdict:
             lines.append(f"| {goal.text} | {verdict[0]} | {'met' if verdict[1] else '**missed**'} |")
     return lines
