@@ -25,6 +25,7 @@
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -270,15 +271,23 @@ int weft__match_hear_all(struct weft__endpoint *ep)
     return n;
 }
 
-static void unhear(struct weft__conn *conn)
+/* Out of a list of conns whose links stand at this offset. */
+static void unlist(_Atomic(struct weft__conn *) *list, struct weft__conn *conn, size_t link)
 {
-    struct weft__conn *at = atomic_load(&conn->ep->hears), *last = NULL;
-    for (; at && at != conn; last = at, at = at->hear_next)
+#define NEXT(of) (*(struct weft__conn **)((char *)(of) + link))
+    struct weft__conn *at = atomic_load(list), *last = NULL;
+    for (; at && at != conn; last = at, at = NEXT(at))
         ;
     if (at && last)
-        last->hear_next = conn->hear_next;
+        NEXT(last) = NEXT(conn);
     else if (at)
-        atomic_store(&conn->ep->hears, conn->hear_next);
+        atomic_store(list, NEXT(conn));
+#undef NEXT
+}
+
+static void unhear(struct weft__conn *conn)
+{
+    unlist(&conn->ep->hears, conn, offsetof(struct weft__conn, hear_next));
     conn->hearing = conn->hears = false;
 }
 
@@ -346,13 +355,7 @@ void weft__match_tell_all(struct weft__endpoint *ep)
 
 static void untell(struct weft__conn *conn)
 {
-    struct weft__conn *at = atomic_load(&conn->ep->tells), *last = NULL;
-    for (; at && at != conn; last = at, at = at->tell_next)
-        ;
-    if (at && last)
-        last->tell_next = conn->tell_next;
-    else if (at)
-        atomic_store(&conn->ep->tells, conn->tell_next);
+    unlist(&conn->ep->tells, conn, offsetof(struct weft__conn, tell_next));
     conn->telling = false;
 }
 
