@@ -7,6 +7,7 @@
  * transport still holds end when their link is closed, which the lanes do at once.
  */
 #include "conn.h"
+#include "counts.h"
 #include "endpoint.h"
 #include "lane.h"
 #include "match.h"
@@ -235,7 +236,7 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
 {
     if (conn->state == WEFT_CONN_DOWN)
         return;
-    weft__match_last(conn); /* what the peer has taken it has taken */
+    weft__counts_last(conn); /* what the peer has taken it has taken */
     /* who connects is told by the call that fails */
     bool reported = conn->initiator && conn->state == WEFT_CONN_CONNECTING;
     va_list args;
@@ -369,8 +370,8 @@ int weft_conn_wait(weft_conn_t handle, int timeout_ms)
 static void linger(struct weft__endpoint *ep, struct weft__conn *conn, uint64_t until)
 {
     pthread_mutex_lock(&ep->lock);
-    weft__match_hear_all(ep);
-    weft__match_tell_all(ep);
+    weft__counts_hear_all(ep);
+    weft__counts_tell_all(ep);
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
     weft__wait(ep, weft__msg_flushed, conn, until);

@@ -71,25 +71,14 @@ void weft__match_fill(struct weft__conn *conn);
 bool weft__match_cancel(struct weft__op *op); /* true: was taken out of its queue */
 int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
                         const uint8_t *body, size_t len);
-int weft__match_taken(struct weft__conn *conn, const uint32_t taken[2]);
-/* The same, but what they end may end a moment later: when next anyone makes progress. */
-int weft__match_heard(struct weft__conn *conn, const uint32_t taken[2]);
-/* Of a conn that goes down. */
-void weft__match_last(struct weft__conn *conn);
-/* What has waited since. Returns of how many conns. */
-int weft__match_hear_all(struct weft__endpoint *ep);
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,
                        const uint8_t *body, size_t len);
-/* The counts that go into every header; marks them as told. */
-void weft__match_counts(struct weft__conn *conn, uint32_t taken[2]);
-/* Tell peers what was taken and has found no message to ride on. */
-void weft__match_tell_all(struct weft__endpoint *ep);
 void weft__match_init(struct weft__conn *conn);
 void weft__match_up(struct weft__conn *conn);
 void weft__match_down(struct weft__conn *conn);
 void weft__arrival_free(struct weft__arrival *arrival);
-/* For notify.c, too. One more eager message of a stream is taken: the peer is to be told. */
-void weft__match_take(struct weft__conn *conn, struct weft__stream *s, uint64_t len, bool urgent);
+/* Unlink the rec at *at, whose message was answered or will never be, and let go of its op. */
+void weft__match_end(struct weft__conn *conn, struct weft__stream *s, struct weft__rec **at);
 /* How a message that the counts do not cover ended. */
 void weft__match_answer(struct weft__conn *conn, enum weft__stream_id stream, uint32_t index,
                         int status);
@@ -98,9 +87,6 @@ int weft__match_fetch(struct weft__arrival *arrival, const struct weft__piece *l
                       size_t nlocal, struct weft__op *parent, void (*on_end)(struct weft__op *op));
 /* How it ended. */
 int weft__match_fetched(const struct weft__op *op);
-/* A RESULT with a cap has its header; next: the one after it that has not, or NULL. */
-void weft__match_uncap(struct weft__conn *conn, enum weft__stream_id stream,
-                       const struct weft__msg_head *next);
 void weft__match_count(struct weft__conn *conn, uint64_t len);
 
 #endif

@@ -11,6 +11,7 @@
  */
 #include "msg.h"
 #include "conn.h"
+#include "counts.h"
 #include "endpoint.h"
 #include "lane.h"
 #include "match.h"
@@ -67,7 +68,7 @@ static void encode(struct weft__msg *msg)
     if (msg->encoded)
         return;
     msg->encoded = true;
-    weft__match_counts(msg->conn, h->taken);
+    weft__counts_put(msg->conn, h->taken);
     struct wire wire = {.type = h->type,
                         .flags = h->flags,
                         .stream = h->stream,
@@ -77,7 +78,7 @@ static void encode(struct weft__msg *msg)
                         .len = htole64(h->len)};
     memcpy(msg->head, &wire, sizeof wire);
     if (h->capped)
-        weft__match_uncap(msg->conn, h->stream, next_capped(msg->conn, h->stream));
+        weft__counts_uncap(msg->conn, h->stream, next_capped(msg->conn, h->stream));
 }
 
 static int decode(struct weft__reader *r, struct weft__msg_head *h)
@@ -306,8 +307,8 @@ bool weft__msg_flushed(void *arg)
 static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const uint8_t *body,
                   size_t len)
 {
-    int rc = h->type == WEFT__MSG_EAGER ? weft__match_heard(conn, h->taken)
-                                        : weft__match_taken(conn, h->taken);
+    int rc = h->type == WEFT__MSG_EAGER ? weft__counts_heard(conn, h->taken)
+                                        : weft__counts_taken(conn, h->taken);
     if (rc || conn->state == WEFT_CONN_DOWN)
         return rc;
     switch ((enum weft__msg_type)h->type) {

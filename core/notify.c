@@ -11,6 +11,7 @@
  */
 #include "notify.h"
 #include "conn.h"
+#include "counts.h"
 #include "endpoint.h"
 #include "match.h"
 #include "op.h"
@@ -39,7 +40,7 @@ static void notif_take_first(struct weft__conn *conn)
     if (!s->untaken)
         s->untaken_tail = NULL;
     first->untaken = false;
-    weft__match_take(conn, s, first->len, first->urgent);
+    weft__counts_take(conn, s, first->len, first->urgent);
 }
 
 /* Take what a conn's peer sent, as far as the queue has room for more. */

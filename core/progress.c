@@ -12,6 +12,7 @@
  */
 #include "progress.h"
 #include "boot.h"
+#include "counts.h"
 #include "endpoint.h"
 #include "lane.h"
 #include "match.h"
@@ -115,7 +116,7 @@ static bool boot_due(struct weft__endpoint *ep, int happened)
 int weft__hear(struct weft__endpoint *ep)
 {
     pthread_mutex_lock(&ep->lock);
-    int n = weft__match_hear_all(ep);
+    int n = weft__counts_hear_all(ep);
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep); /* messages may have waited for what the peer has taken */
     return n;
@@ -141,7 +142,7 @@ void weft__tell(struct weft__endpoint *ep)
     if (!atomic_load_explicit(&ep->tells, memory_order_relaxed))
         return;
     pthread_mutex_lock(&ep->lock);
-    weft__match_tell_all(ep);
+    weft__counts_tell_all(ep);
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
 }
@@ -295,7 +296,7 @@ static void cond_sleep(struct weft__endpoint *ep, struct weft__waiter *w, uint64
 static bool sleep_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64_t deadline)
 {
     pthread_mutex_lock(&ep->lock);
-    bool heard = weft__match_hear_all(ep); /* of what another caller took, and was gone */
+    bool heard = weft__counts_hear_all(ep); /* of what another caller took, and was gone */
     bool done = w->ready(w->arg);
     if (done || heard || weft_now() >= deadline) {
         pthread_mutex_unlock(&ep->lock);

@@ -33,7 +33,7 @@ int weft__progress(struct weft__endpoint *ep);
 void weft__changed(struct weft__endpoint *ep);
 /* Send counts of taken messages that found nothing to ride on. No lock held. */
 void weft__tell(struct weft__endpoint *ep);
-/* Look at what peers said to have taken and nobody has looked at yet (weft__match_heard). No lock held. Returns of how
+/* Look at what peers said to have taken and nobody has looked at yet (weft__counts_heard). No lock held. Returns of how
  * many conns. */
 int weft__hear(struct weft__endpoint *ep);
 /* Wake whoever sleeps on descriptors. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What callers do with operations that they posted: poll, wait, cancel; and the blocking forms. */
 #include "conn.h"
+#include "counts.h"
 #include "endpoint.h"
 #include "match.h"
 #include "op.h"
@@ -120,7 +121,7 @@ static int cancel_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t h
 {
     int rc = 0;
     pthread_mutex_lock(&ep->lock);
-    weft__match_hear_all(ep); /* is it too late? */
+    weft__counts_hear_all(ep); /* is it too late? */
     if (op->handle != handle)
         rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
     else if (!op->done)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What an answer brings along beside itself: that the question was taken. Who drives takes the answer first, and looks at
- * that when it drives again (core/match.c, transports/tcp/tcp_post.c). Here: that it is neither forgotten nor late.
+ * that when it drives again (core/counts.c, transports/tcp/tcp_post.c). Here: that it is neither forgotten nor late.
  */
 #include "contract/duo.h"
 
@@ -120,6 +120,31 @@ static void what_was_taken_is_no_error(void **state)
     }
 }
 
+/* A peer that says to have taken what was never sent is found out a moment later, too. */
+static void counts_that_cannot_be_end_the_conn(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(transports); i++) {
+        struct weft_conn_info info = {0};
+        struct two t;
+        two_open(&t, transports[i]);
+        weft_op_t back, question = ask(&t, &back), third = post(t.conn, WEFT_XFER_RECV, &t.answered);
+        struct weft__conn *conn = weft__handle_get(t.conn, WEFT__CONN);
+        pthread_mutex_lock(&conn->ep->lock);
+        assert_true(conn->hears);
+        conn->heard[0] += 1;
+        pthread_mutex_unlock(&conn->ep->lock);
+        weft__handle_put(t.conn);
+        WEFT_OK(weft_endpoint_progress(t.a, 0));
+        WEFT_OK(weft_conn_info(t.conn, &info));
+        assert_int_equal(info.state, WEFT_CONN_DOWN);
+        assert_int_equal(info.status, WEFT_EPROTO);
+        assert_int_equal(weft_op_poll(question, NULL), 1);
+        assert_int_equal(weft_op_poll(third, NULL), WEFT_EPROTO);
+        two_close(&t);
+    }
+}
+
 /* The same if the peer ends it, and is gone at once. */
 static void who_answers_may_leave(void **state)
 {
@@ -205,6 +230,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_question_ends_at_the_next_look),
         cmocka_unit_test(what_was_taken_is_no_error),
+        cmocka_unit_test(counts_that_cannot_be_end_the_conn),
         cmocka_unit_test(who_answers_may_leave),
         cmocka_unit_test(it_is_too_late_to_cancel),
         cmocka_unit_test(who_sleeps_for_the_question_wakes),
