@@ -5,6 +5,11 @@
  */
 #include "contract/pair.h"
 
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+
 #define TO_AND_FRO 300
 #define COOL 1000 /* polls in which nothing comes: more than a socket stays hot for */
 #define FLOODERS 16
@@ -86,11 +91,57 @@ static void a_flood_of_others_does_not_silence_it(void **state)
     pair_settle(p, A);
 }
 
+/* An epoll that takes no more sockets, as with /proc/sys/fs/epoll/max_user_watches of a busy machine. */
+static bool full;
+static int refused;
+
+int __real_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event);
+int __wrap_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event);
+int __wrap_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
+{
+    if (!full || op != EPOLL_CTL_ADD)
+        return __real_epoll_ctl(epoll, op, fd, event);
+    refused++;
+    errno = ENOSPC;
+    return -1;
+}
+
+static void note_line(enum weft_log_level level, const char *subsystem, const char *line, void *user)
+{
+    if (level == WEFT_LOG_WARN && !strcmp(subsystem, "tcp") && strstr(line, "max_user_watches"))
+        ++*(int *)user;
+}
+
+static void where_epoll_is_full_no_one_sleeps(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 4096, 0, 0), far = pair_buf(p, B, 4096, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100);
+    int lines = 0;
+    to_and_fro(p, near, far);
+    weft_log_set(note_line, &lines);
+    full = true;
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(p->b.ops->wait_fd(p->b.nic), WEFT_EAGAIN);
+    assert_true(refused > 0);
+    assert_int_equal(lines, 1);
+    for (int i = 0; i < COOL; i++)
+        both(p);
+    size_t had = p->b.narrivals;
+    pair_post(p, A, 0, &there);
+    TEST_UNTIL(p->b.narrivals > had, both(p), "a message to who cannot be woken");
+    full = false;
+    to_and_fro(p, near, far);
+    weft_log_set(NULL, NULL);
+    TEST_UNTIL(p->b.ops->wait_fd(p->b.nic) >= 0, both(p), "a nic that is slept on again");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_ONE(who_has_cooled_hears),
         IN_ONE(a_flood_of_others_does_not_silence_it),
+        IN_ONE(where_epoll_is_full_no_one_sleeps),
     };
     return PAIR_MAIN("tcp_hot", tests);
 }

@@ -255,6 +255,7 @@ struct tcp_nic {
     uint32_t heard_count;
     bool timer_set;
     bool stale; /* sockets were read of which epoll has still to tell */
+    bool full;  /* epoll has refused a socket, and the log says so */
     bool woken; /* wait_fd was called since the last poll: epoll knows better than the hot list */
     bool was_woken;   /* and before the poll before that */
     uint64_t checked; /* when links were last checked for silence */
