@@ -62,7 +62,8 @@ bool act_wait(struct op *op, int timeout_ms)
     return true;
 }
 
-static void poll_op(struct op *op)
+/* True: it has ended. */
+static bool poll_op(struct op *op)
 {
     struct weft_op_status status = {0};
     op->busy = true;
@@ -70,9 +71,10 @@ static void poll_op(struct op *op)
     SIM_CHECK(rc != WEFT_EHANDLE, "the handle of an operation that nobody read is stale");
     if (rc == 0) {
         op->busy = false;
-        return;
+        return false;
     }
     op_ended(op, &status);
+    return true;
 }
 
 /* An operation that is under way. */
@@ -512,8 +514,9 @@ static void dereg_some(struct actor *actor)
         area_freeze(area);
 }
 
-void act_serve(struct actor *actor)
+bool act_serve(struct actor *actor)
 {
+    bool any = false;
     act_accept(actor);
     for (int i = 0; i < end_count(); i++) {
         struct end *end = end_at(i);
@@ -530,8 +533,9 @@ void act_serve(struct actor *actor)
     for (int i = 0; i < MAX_OPS; i++) {
         struct op *op = &actor->ops[i];
         if (op->used && op->handle && !op->busy && op->kind == WEFT_XFER_RECV)
-            poll_op(op);
+            any |= poll_op(op);
     }
+    return any;
 }
 
 /* The other side has posted as many receives as this one has sent. */

@@ -156,8 +156,8 @@ void ledger_check(void);
 /* --- act.c --- */
 /* Something at random. */
 void act(struct actor *actor);
-/* Post what is needed for the peer to go on: receives. */
-void act_serve(struct actor *actor);
+/* Post what is needed for the peer to go on: receives. True: some have ended, and more may be needed. */
+bool act_serve(struct actor *actor);
 void act_accept(struct actor *actor);
 void act_drain(struct actor *actor);
 void act_close_conn(struct end *end);
