@@ -6,9 +6,12 @@
 #include "contract/pair.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
 
 #define TO_AND_FRO 300
 #define COOL 1000 /* polls in which nothing comes: more than a socket stays hot for */
@@ -16,6 +19,8 @@
 #define MESSAGES 5 /* among floods: of those that are forgotten, half */
 #define BIG (4u << 20)
 #define ALONE 12 /* polls of who floods, for one of the target */
+#define SELDOM_MS 20 /* between polls of one who does not sleep */
+#define GONE_MS 8000 /* in which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at */
 #define MOST_POLLS                                                                                \
     1500 /* of the target, until a message among floods is there: 15 to 120, and 7500 if it is forgotten */
 
@@ -106,6 +111,43 @@ int __wrap_epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
     return -1;
 }
 
+/* A peer's host that is gone: the kernel of this one has asked again, and heard nothing. */
+static bool gone;
+
+int __real_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
+int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len)
+{
+    int rc = __real_getsockopt(fd, level, name, value, len);
+    if (gone && rc == 0 && level == IPPROTO_TCP && name == TCP_INFO) {
+        struct tcp_info *info = value;
+        info->tcpi_unacked = info->tcpi_retransmits = 1;
+        info->tcpi_last_ack_recv = UINT32_MAX;
+    }
+    return rc;
+}
+
+static void who_polls_seldom_finds_that_a_host_is_gone(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 4096, 0, 0), far = pair_buf(p, B, 4096, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100);
+    to_and_fro(p, near, far);
+    p->a.other = NULL;
+    gone = true;
+    pair_post(p, A, 0, &there);
+    uint64_t since = weft_now();
+    while (!pair_link_state(p, A, 0).down && weft_now() - since < GONE_MS * 1000000ull) {
+        side_poll(&p->a);
+        test_sleep_ms(SELDOM_MS);
+    }
+    gone = false;
+    p->a.other = &p->b;
+    CHECK(pair_link_state(p, A, 0).down, "polls in %d ms did not find it", GONE_MS);
+    assert_int_equal(pair_link_state(p, A, 0).status, -ETIMEDOUT);
+    pair_link_down(p, B, 0);
+}
+
 static void note_line(enum weft_log_level level, const char *subsystem, const char *line, void *user)
 {
     if (level == WEFT_LOG_WARN && !strcmp(subsystem, "tcp") && strstr(line, "max_user_watches"))
@@ -142,6 +184,7 @@ int main(void)
         IN_ONE(who_has_cooled_hears),
         IN_ONE(a_flood_of_others_does_not_silence_it),
         IN_ONE(where_epoll_is_full_no_one_sleeps),
+        IN_ONE(who_polls_seldom_finds_that_a_host_is_gone),
     };
     return PAIR_MAIN("tcp_hot", tests);
 }
