@@ -135,6 +135,11 @@ class Bare:
     def latency(self, size):
         return Sample(self.run("pingpong", size)["p50_us"], None)
 
+    def state(self):
+        """Of the machine, in a tenth of a second: half a round trip of 64 B (table.ALIKE)."""
+        command = [self.program, "pingpong", "-s", "64", "-n", "8000"]
+        return json.loads(proc.output(command))["p50_us"]
+
 
 class Copy:
     """bench/bare_copy: memcpy from one ring of slots to another."""

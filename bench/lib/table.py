@@ -2,6 +2,7 @@
 """Rows of measurements, taken in turns, and the Markdown made of them."""
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -14,6 +15,10 @@ from . import proc
 # A sample with more than this share of all processors taken by other programs is taken again.
 MOST_OTHERS = 0.1
 TRIES = 4
+# Machines have states: where a virtual machine's processors are moved to other cores, all that goes from one to another
+# takes up to three times as long. A probe, run before and after each sample, tells the state by a number; two
+# that differ by more than this are of different states, and their samples are not compared.
+ALIKE = 1.15
 
 
 class Row:
@@ -24,6 +29,17 @@ class Row:
         self.digits = digits
 
 
+def alike(a, b):
+    """Are these two states the same? None: it changed under way, which is like no other."""
+    return None not in (a, b) and max(a, b) <= ALIKE * min(a, b)
+
+
+def nearest(state, number, values):
+    """The value in a round as near as can be to round `number`, in this state; None: there is none."""
+    same = [(abs(i - number), v) for i, (v, s) in enumerate(values) if alike(s, state)]
+    return min(same)[1] if same else None
+
+
 class Goal:
     """weft / other >= factor, other the best of some rows' programs; or weft against a number."""
 
@@ -32,26 +48,30 @@ class Goal:
         self.others, self.best = others or [], best
 
     def judge(self, samples):
-        """(what was measured, is it met), or None if that was not measured."""
+        """[(what was measured, is it met), ...], one of each state of the machine in which it was."""
         weft = samples.values(self.weft)
         others = [samples.values(o) for o in self.others]
         others = [o for o in others if o]
         if not weft or (self.others and not others):
-            return None
-        value = self.ratio(weft, others) if others else statistics.median(weft)
+            return []
+        values = self.ratios(weft, others) if others else weft
+        return [self.verdict(of) for of in samples.by_state(values) if of]
+
+    def verdict(self, values):
+        value = statistics.median(values)
         met = value >= self.factor if self.sense == ">=" else value <= self.factor
         return f"{value:.2f} {'x' if self.others else ''}".strip(), met
 
-
-    def ratio(self, weft, others):
-        """Of what was measured in one round, one after the other: machines change from minute to minute."""
-        if all(len(o) == len(weft) for o in others):
-            return statistics.median(w / self.best(o) for w, *o in zip(weft, *others))
-        return statistics.median(weft) / self.best(statistics.median(o) for o in others)
+    def ratios(self, weft, others):
+        """(ratio, state) of what was measured in the same state, in one round or in two near each other."""
+        for number, (value, state) in enumerate(weft):
+            beside = [nearest(state, number, o) for o in others]
+            if None not in beside:
+                yield value / self.best(beside), state
 
 
 class Samples:
-    """{row: {program: [[value, cpu, others], ...]}}, kept in a file between runs if there is one."""
+    """{row: {program: [[value, cpu, others, state], ...]}}, kept in a file between runs if there is one."""
 
     def __init__(self, path):
         self.path, self.rows = path, {}
@@ -59,36 +79,67 @@ class Samples:
             with open(path, encoding="utf-8") as f:
                 self.rows = json.load(f)
 
-    def add(self, row, who, sample, others):
-        self.rows.setdefault(row, {}).setdefault(who, []).append([*sample, others])
+    def add(self, row, who, sample, others, state):
+        self.rows.setdefault(row, {}).setdefault(who, []).append([*sample, others, state])
         if self.path:
             with open(self.path, "w", encoding="utf-8") as f:
                 json.dump(self.rows, f)
 
     def values(self, what):
-        """In order of the rounds, of (row, program)."""
+        """[(value, state), ...] in order of the rounds, of (row, program)."""
         row, who = what
-        return [s[0] for s in self.rows.get(row, {}).get(who, [])]
+        return [(s[0], s[3]) for s in self.rows.get(row, {}).get(who, [])]
+
+    def all(self):
+        return [s for p in self.rows.values() for got in p.values() for s in got]
 
     def others(self):
-        return max((s[2] for p in self.rows.values() for got in p.values() for s in got), default=0)
+        return max((s[2] for s in self.all()), default=0)
+
+    def border(self):
+        """Between the states seen; None: there was one."""
+        states = [s[3] for s in self.all() if s[3]]
+        if not states or alike(min(states), max(states)):
+            return None
+        return math.sqrt(min(states) * max(states))
+
+    def by_state(self, values):
+        """The values of (value, state) pairs: those of the fast state, and those of the slow one, if there are two."""
+        values, border = list(values), self.border()
+        if border is None:
+            return [[v for v, _ in values]]
+        known = [(v, s) for v, s in values if s]
+        return [[v for v, s in known if s <= border], [v for v, s in known if s > border]]
+
+    def states(self):
+        """In words."""
+        border = self.border()
+        if border is None:
+            return "the machine was in one state"
+        parts = self.by_state((s[3], s[3]) for s in self.all())
+        return ("the machine was in two states, told by half a round trip of 64 B over plain sockets: "
+                + " and ".join(f"{statistics.median(p):.2f} us ({len(p)} samples)" for p in parts if p))
 
 
-def take(run):
-    """A sample, as undisturbed as it gets, and the share of others meanwhile."""
+def take(run, probe):
+    """A sample, as undisturbed as it gets, the share of others meanwhile, and the state of the machine."""
     best = None
     for _ in range(TRIES):
+        before = probe()
         meter = proc.Meter()
         sample = run()
         others = meter.others()
-        if best is None or others < best[1]:
-            best = sample, others
-        if others <= MOST_OTHERS:
+        after = probe()
+        state = (before + after) / 2 if alike(before, after) else None
+        got = (state is None, others), sample, others, state
+        if best is None or got[0] < best[0]:
+            best = got
+        if state is not None and others <= MOST_OTHERS:
             break
-    return best
+    return best[1:]
 
 
-def measure(rows, rounds, samples):
+def measure(rows, rounds, samples, probe=lambda: 0):
     for r in range(rounds):
         for row in rows:
             if row.once and r > 0:
@@ -97,15 +148,21 @@ def measure(rows, rounds, samples):
                 print(f"\r\033[Kround {r + 1} of {rounds}: {row.name}, {who}", end="",
                       file=sys.stderr, flush=True)
                 try:
-                    sample, others = take(run)
+                    got = take(run, probe)
                 except proc.Failed as why:
                     print(f"\r\033[K{row.name}, {who}: {why}", file=sys.stderr)
                     continue
-                samples.add(row.name, who, sample, others)
+                samples.add(row.name, who, *got)
     print("\r\033[K", end="", file=sys.stderr)
 
 
-def row_lines(row, got):
+def medians(values, digits, unit):
+    """Of the fast state and of the slow one."""
+    return " / ".join(f"{statistics.median(v):.{digits}f}" if v else "-" for v in values) + f" {unit}"
+
+
+def row_lines(row, samples):
+    got = samples.rows[row.name]
     for who in row.programs:
         if who not in got:
             yield f"| {row.name} | {who} | no sample | | | |"
@@ -114,20 +171,29 @@ def row_lines(row, got):
         cpus = [s[1] for s in got[who] if s[1] is not None]
         cpu = f"{statistics.median(cpus):.3f}" if cpus else ""
         d = row.digits
-        yield (f"| {row.name} | {who} | {statistics.median(values):.{d}f} {row.unit} | "
-               f"{min(values):.{d}f} | {max(values):.{d}f} | {cpu} |")
+        median = medians(samples.by_state(samples.values((row.name, who))), d, row.unit)
+        yield (f"| {row.name} | {who} | {median} | {min(values):.{d}f} | "
+               f"{max(values):.{d}f} | {cpu} |")
+
+
+def goal_line(goal, verdicts):
+    words = ["met" if met else "**missed**" for _, met in verdicts]
+    if len(set(words)) == 1:
+        words = words[:1]
+    return f"| {goal.text} | {' / '.join(v for v, _ in verdicts)} | {' / '.join(words)} |"
 
 
 def markdown(rows, goals, samples):
-    lines = ["| what | who | median | lowest | highest | CPU s/GB |", "|---|---|---|---|---|---|"]
+    what = "median" if samples.border() is None else "median, fast / slow state"
+    lines = [f"| what | who | {what} | lowest | highest | CPU s/GB |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.name in samples.rows:
-            lines += row_lines(row, samples.rows[row.name])
+            lines += row_lines(row, samples)
     lines += ["", "| goal | measured | |", "|---|---|---|"]
     for goal in goals:
-        verdict = goal.judge(samples)
-        if verdict:
-            lines.append(f"| {goal.text} | {verdict[0]} | {'met' if verdict[1] else '**missed**'} |")
+        verdicts = goal.judge(samples)
+        if verdicts:
+            lines.append(goal_line(goal, verdicts))
     return lines
 
 
