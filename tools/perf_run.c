@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common.h"
 #include "perf_fail.h"
@@ -316,7 +317,7 @@ struct idle {
 
 static void offer_core(const struct perf_worker *w, struct idle *idle)
 {
-    if (w->args->progress_threads) {
+    if (w->args->progress_threads || w->crowded) {
         sched_yield();
     } else if (++idle->turns % YIELD_EVERY == 0) {
         uint64_t now = now_ns();
@@ -446,6 +447,7 @@ int perf_run_prepare(struct perf_worker *w, const struct perf_run *run)
     w->peer_done = w->told_done = false;
     /* Both directions at once, or answers: sleeping for one would hold up the other. */
     bool one_way = !run->bidir && !run->pingpong;
+    w->crowded = w->args->threads > 1 && 2 * (long)w->args->threads > sysconf(_SC_NPROCESSORS_ONLN);
     w->sleep_ms = one_way && (w->args->progress_threads || nic_serves(w)) ? SLEEP_MS : 0;
     perf_hist_clear(&w->hist);
     if (perf_behind_prepare(w))

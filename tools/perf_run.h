@@ -57,6 +57,7 @@ struct perf_worker {
     struct perf_run run;
     uint64_t seed_mine, seed_theirs; /* contents of either direction */
     int sleep_ms;                    /* a turn sleeps so long for an operation; 0: it spins */
+    bool crowded; /* more threads spin than there are processors, if the peer is on this host, too */
     uint64_t footprint;              /* length of the regions below */
     struct perf_region out;          /* of operations this side starts */
     struct perf_region in;           /* where the peer's operations land, or what they read */
