@@ -2,7 +2,6 @@
 """Rows of measurements, taken in turns, and the Markdown made of them."""
 import datetime
 import json
-import math
 import os
 import platform
 import re
@@ -19,6 +18,8 @@ TRIES = 4
 # takes up to three times as long. A probe, run before and after each sample, tells the state by a number; two
 # that differ by more than this are of different states, and their samples are not compared.
 ALIKE = 1.15
+# A state has at least this share of all samples.
+LEAST_SHARE = 0.05
 
 
 class Row:
@@ -34,10 +35,10 @@ def alike(a, b):
     return None not in (a, b) and max(a, b) <= ALIKE * min(a, b)
 
 
-def nearest(state, number, values):
-    """The value in a round as near as can be to round `number`, in this state; None: there is none."""
-    same = [(abs(i - number), v) for i, (v, s) in enumerate(values) if alike(s, state)]
-    return min(same)[1] if same else None
+def nearest(number, values):
+    """Of (value, round): that of the round next to this one; of two, what is between them."""
+    least = min(abs(r - number) for _, r in values)
+    return statistics.median(v for v, r in values if abs(r - number) == least)
 
 
 class Goal:
@@ -48,30 +49,31 @@ class Goal:
         self.others, self.best = others or [], best
 
     def judge(self, samples):
-        """[(what was measured, is it met), ...], one of each state of the machine in which it was."""
-        weft = samples.values(self.weft)
-        others = [samples.values(o) for o in self.others]
-        others = [o for o in others if o]
-        if not weft or (self.others and not others):
+        """[(state, what was measured, is it met), ...], one for each state in which it was."""
+        out = []
+        for state in samples.states():
+            values = self.values(samples, state)
+            if values:
+                value = statistics.median(values)
+                met = value >= self.factor if self.sense == ">=" else value <= self.factor
+                out.append((state, f"{value:.2f} {'x' if self.others else ''}".strip(), met))
+        return out
+
+    def values(self, samples, state):
+        """What was measured in this state: ratios of samples of one round, or of two near each other. Where one of
+        the others was not measured in this state there is none: it may be the best."""
+        weft = samples.values(self.weft, state)
+        others = [o for o in self.others if samples.has(o)]
+        if not self.others:
+            return [value for value, _ in weft]
+        beside = [samples.values(o, state) for o in others]
+        if not beside or not all(beside):
             return []
-        values = self.ratios(weft, others) if others else weft
-        return [self.verdict(of) for of in samples.by_state(values) if of]
-
-    def verdict(self, values):
-        value = statistics.median(values)
-        met = value >= self.factor if self.sense == ">=" else value <= self.factor
-        return f"{value:.2f} {'x' if self.others else ''}".strip(), met
-
-    def ratios(self, weft, others):
-        """(ratio, state) of what was measured in the same state, in one round or in two near each other."""
-        for number, (value, state) in enumerate(weft):
-            beside = [nearest(state, number, o) for o in others]
-            if None not in beside:
-                yield value / self.best(beside), state
+        return [value / self.best(nearest(number, o) for o in beside) for value, number in weft]
 
 
 class Samples:
-    """{row: {program: [[value, cpu, others, state], ...]}}, kept in a file between runs if there is one."""
+    """{row: {program: [[value, cpu, others, state, round], ...]}}, kept in a file between runs if there is one."""
 
     def __init__(self, path):
         self.path, self.rows = path, {}
@@ -79,16 +81,20 @@ class Samples:
             with open(path, encoding="utf-8") as f:
                 self.rows = json.load(f)
 
-    def add(self, row, who, sample, others, state):
-        self.rows.setdefault(row, {}).setdefault(who, []).append([*sample, others, state])
+    def add(self, row, who, sample, others, state, number):
+        self.rows.setdefault(row, {}).setdefault(who, []).append([*sample, others, state, number])
         if self.path:
             with open(self.path, "w", encoding="utf-8") as f:
                 json.dump(self.rows, f)
 
-    def values(self, what):
-        """[(value, state), ...] in order of the rounds, of (row, program)."""
+    def has(self, what):
         row, who = what
-        return [(s[0], s[3]) for s in self.rows.get(row, {}).get(who, [])]
+        return bool(self.rows.get(row, {}).get(who))
+
+    def values(self, what, state):
+        """[(value, round), ...] of (row, program), those of one state."""
+        row, who = what
+        return [(s[0], s[4]) for s in self.rows.get(row, {}).get(who, []) if alike(s[3], state)]
 
     def all(self):
         return [s for p in self.rows.values() for got in p.values() for s in got]
@@ -96,29 +102,32 @@ class Samples:
     def others(self):
         return max((s[2] for s in self.all()), default=0)
 
-    def border(self):
-        """Between the states seen; None: there was one."""
-        states = [s[3] for s in self.all() if s[3]]
-        if not states or alike(min(states), max(states)):
-            return None
-        return math.sqrt(min(states) * max(states))
-
-    def by_state(self, values):
-        """The values of (value, state) pairs: those of the fast state, and those of the slow one, if there are two."""
-        values, border = list(values), self.border()
-        if border is None:
-            return [[v for v, _ in values]]
-        known = [(v, s) for v, s in values if s]
-        return [[v for v, s in known if s <= border], [v for v, s in known if s > border]]
-
     def states(self):
-        """In words."""
-        border = self.border()
-        if border is None:
+        """Of the machine: the one or two in which most samples were taken, the fast one first. What is like neither of
+        them counts nowhere."""
+        left = [s[3] for s in self.all() if s[3] is not None]
+        least, out = LEAST_SHARE * len(left), []
+        while left and len(out) < 2:
+            mode = max(left, key=lambda c: sum(alike(c, s) for s in left))
+            state = statistics.median(s for s in left if alike(mode, s))
+            if sum(alike(state, s) for s in left) < least:
+                break
+            out.append(state)
+            left = [s for s in left if not alike(state, s)]
+        return sorted(out)
+
+    def names(self):
+        states = self.states()
+        return dict(zip(states, ("fast", "slow") if len(states) == 2 else ("",)))
+
+    def told(self):
+        """The states, in words."""
+        states = self.states()
+        if len(states) < 2:
             return "the machine was in one state"
-        parts = self.by_state((s[3], s[3]) for s in self.all())
         return ("the machine was in two states, told by half a round trip of 64 B over plain sockets: "
-                + " and ".join(f"{statistics.median(p):.2f} us ({len(p)} samples)" for p in parts if p))
+                + " and ".join(f"{state:.2f} us ({sum(alike(s[3], state) for s in self.all())} samples)"
+                               for state in states))
 
 
 def take(run, probe):
@@ -152,13 +161,14 @@ def measure(rows, rounds, samples, probe=lambda: 0):
                 except proc.Failed as why:
                     print(f"\r\033[K{row.name}, {who}: {why}", file=sys.stderr)
                     continue
-                samples.add(row.name, who, *got)
+                samples.add(row.name, who, *got, r)
     print("\r\033[K", end="", file=sys.stderr)
 
 
-def medians(values, digits, unit):
+def medians(samples, what, digits, unit):
     """Of the fast state and of the slow one."""
-    return " / ".join(f"{statistics.median(v):.{digits}f}" if v else "-" for v in values) + f" {unit}"
+    each = [[v for v, _ in samples.values(what, state)] for state in samples.states()]
+    return " / ".join(f"{statistics.median(v):.{digits}f}" if v else "-" for v in each) + f" {unit}"
 
 
 def row_lines(row, samples):
@@ -171,20 +181,21 @@ def row_lines(row, samples):
         cpus = [s[1] for s in got[who] if s[1] is not None]
         cpu = f"{statistics.median(cpus):.3f}" if cpus else ""
         d = row.digits
-        median = medians(samples.by_state(samples.values((row.name, who))), d, row.unit)
+        median = medians(samples, (row.name, who), d, row.unit)
         yield (f"| {row.name} | {who} | {median} | {min(values):.{d}f} | "
                f"{max(values):.{d}f} | {cpu} |")
 
 
-def goal_line(goal, verdicts):
-    words = ["met" if met else "**missed**" for _, met in verdicts]
+def goal_line(goal, verdicts, names):
+    words = ["met" if met else "**missed**" for _, _, met in verdicts]
     if len(set(words)) == 1:
         words = words[:1]
-    return f"| {goal.text} | {' / '.join(v for v, _ in verdicts)} | {' / '.join(words)} |"
+    measured = " / ".join(f"{value} {names[state]}".strip() for state, value, _ in verdicts)
+    return f"| {goal.text} | {measured} | {' / '.join(words)} |"
 
 
 def markdown(rows, goals, samples):
-    what = "median" if samples.border() is None else "median, fast / slow state"
+    what = "median, fast / slow state" if len(samples.states()) == 2 else "median"
     lines = [f"| what | who | {what} | lowest | highest | CPU s/GB |", "|---|---|---|---|---|---|"]
     for row in rows:
         if row.name in samples.rows:
@@ -193,7 +204,7 @@ def markdown(rows, goals, samples):
     for goal in goals:
         verdicts = goal.judge(samples)
         if verdicts:
-            lines.append(goal_line(goal, verdicts))
+            lines.append(goal_line(goal, verdicts, samples.names()))
     return lines
 
 

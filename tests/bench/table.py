@@ -12,11 +12,12 @@ FAST, SLOW = 3.9, 5.7
 
 
 def samples(**programs):
-    """Of one row: each program's (value, state) in order of the rounds."""
+    """Of one row: each program's (value, state) in order of the rounds; None: that round failed."""
     out = table.Samples(None)
     for who, got in programs.items():
-        for value, state in got:
-            out.add("row", who, (value, None), 0, state)
+        for number, sample in enumerate(got):
+            if sample:
+                out.add("row", who, (sample[0], None), 0, sample[1], number)
     return out
 
 
@@ -25,39 +26,62 @@ def goal(sense=">=", factor=0.95, others=("peer",)):
 
 
 class Ratios(unittest.TestCase):
+    def judged(self, got, *expected, **how):
+        self.assertEqual([v[1:] for v in goal(**how).judge(got)], list(expected))
+
     def test_of_one_state(self):
-        got = samples(weft=[(10, FAST), (12, FAST), (11, FAST)], peer=[(10, FAST)] * 3)
-        self.assertEqual(goal().judge(got), [("1.10 x", True)])
+        self.judged(samples(weft=[(10, FAST), (12, FAST), (11, FAST)], peer=[(10, FAST)] * 3),
+                    ("1.10 x", True))
+
+    def test_a_state_varies_a_little(self):
+        got = samples(weft=[(10, FAST), (12, 4.1), (11, 3.8)], peer=[(10, 4.2), (10, FAST), (10, 4)])
+        self.judged(got, ("1.10 x", True))
+        self.assertEqual(len(got.states()), 1)
 
     def test_samples_of_two_states_do_not_meet(self):
-        got = samples(weft=[(10, FAST), (3, SLOW)], peer=[(4, SLOW), (8, FAST)])
-        self.assertEqual(goal().judge(got), [("1.25 x", True), ("0.75 x", False)])
+        self.judged(samples(weft=[(10, FAST), (3, SLOW)], peer=[(4, SLOW), (8, FAST)]),
+                    ("1.25 x", True), ("0.75 x", False))
+
+    def test_one_odd_sample_is_no_state(self):
+        some = [(10, FAST)] * 10 + [(5, SLOW)] * 10
+        got = samples(weft=some, peer=[(10, FAST)] * 10 + [(10, SLOW)] * 10 + [(1, 14.0)])
+        self.judged(got, ("1.00 x", True), ("0.50 x", False))
+        self.assertEqual(got.states(), [FAST, SLOW])
 
     def test_a_state_that_only_one_of_them_had_says_nothing(self):
-        got = samples(weft=[(10, FAST), (3, SLOW)], peer=[(9, FAST), (8, FAST)])
-        self.assertEqual(goal().judge(got), [("1.11 x", True)])
-        self.assertEqual(goal().judge(samples(weft=[(3, SLOW)], peer=[(9, FAST)])), [])
+        self.judged(samples(weft=[(10, FAST), (3, SLOW)], peer=[(9, FAST), (8, FAST)]),
+                    ("1.11 x", True))
+        self.judged(samples(weft=[(3, SLOW)], peer=[(9, FAST)]))
 
     def test_a_state_that_changed_counts_nowhere(self):
-        got = samples(weft=[(10, FAST), (1, None)], peer=[(10, FAST), (100, None)])
-        self.assertEqual(goal().judge(got), [("1.00 x", True)])
+        got = samples(weft=[(10, FAST), (1, None), (1, None)], peer=[(10, FAST), (100, None)])
+        self.judged(got, ("1.00 x", True))
+        self.judged(got, ("10.00", True), others=(), factor=5)
 
     def test_the_nearest_round_is_taken(self):
-        got = samples(weft=[(1, SLOW), (10, FAST)], peer=[(50, FAST), (10, FAST), (1, SLOW)])
-        self.assertEqual(goal().judge(got), [("1.00 x", True), ("1.00 x", True)])
+        self.judged(samples(weft=[(1, SLOW), (10, FAST)], peer=[(50, FAST), (10, FAST), (1, SLOW)]),
+                    ("1.00 x", True), ("1.00 x", True))
+
+    def test_of_two_rounds_as_near_neither_is_preferred(self):
+        self.judged(samples(weft=[None, (10, FAST)], peer=[(5, FAST), None, (15, FAST)]),
+                    ("1.00 x", True))
+
+    def test_a_round_that_failed_moves_no_other(self):
+        self.judged(samples(weft=[(10, FAST), (20, FAST), (30, FAST)],
+                            peer=[None, (20, FAST), (30, FAST)]), ("1.00 x", True))
 
     def test_against_the_best_of_several(self):
         got = samples(weft=[(10, FAST)], peer=[(9, FAST)], other=[(20, FAST)], slow=[(99, SLOW)])
-        self.assertEqual(goal(others=("peer", "other")).judge(got), [("0.50 x", False)])
+        self.judged(got, ("0.50 x", False), others=("peer", "other", "absent"))
+        self.judged(got, others=("peer", "slow"))
 
     def test_without_a_probe_all_are_alike(self):
-        got = samples(weft=[(10, 0), (20, 0)], peer=[(10, 0), (10, 0)])
-        self.assertEqual(goal().judge(got), [("1.50 x", True)])
+        self.judged(samples(weft=[(10, 0), (20, 0)], peer=[(10, 0), (10, 0)]), ("1.50 x", True))
 
     def test_numbers(self):
         got = samples(weft=[(7.5, FAST), (4, SLOW), (4.2, SLOW)])
-        self.assertEqual(goal(factor=5, others=()).judge(got), [("7.50", True), ("4.10", False)])
-        self.assertEqual(goal(factor=3, others=()).judge(samples(weft=[(4, FAST)])), [("4.00", True)])
+        self.judged(got, ("7.50", True), ("4.10", False), factor=5, others=())
+        self.judged(got, ("7.50", False), ("4.10", True), factor=5, others=(), sense="<=")
 
 
 class Taking(unittest.TestCase):
@@ -78,6 +102,19 @@ class Taking(unittest.TestCase):
     def test_again_where_the_state_changed(self):
         self.assertEqual(self.take(FAST, SLOW, SLOW, SLOW), (2, SLOW, 2))
 
+    def test_again_where_others_were_at_work(self):
+        busy = iter([0.5, 0.2, 0.05])
+
+        class Meter:
+            def others(self):
+                return next(busy)
+
+        real, table.proc.Meter = table.proc.Meter, Meter
+        try:
+            self.assertEqual(self.take(*[FAST] * 6), (3, FAST, 3))
+        finally:
+            table.proc.Meter = real
+
     def test_and_then_it_is_of_none(self):
         self.assertEqual(self.take(*[FAST, SLOW] * table.TRIES)[1:], (None, table.TRIES))
 
@@ -93,7 +130,17 @@ class Lines(unittest.TestCase):
         lines = table.markdown(rows, [goal()], got)
         self.assertIn("| row | weft | 10.00 / 3.00 GB/s | 3.00 | 10.00 |  |", lines)
         self.assertIn("| row | absent | no sample | | | |", lines)
-        self.assertIn("| goal | 1.00 x / 0.75 x | met / **missed** |", lines)
+        self.assertIn("| goal | 1.00 x fast / 0.75 x slow | met / **missed** |", lines)
+        lines = table.markdown(rows, [goal(factor=0.5)], got)
+        self.assertIn("| goal | 1.00 x fast / 0.75 x slow | met |", lines)
+
+    def test_the_state_is_named_where_there_is_one_figure(self):
+        got = samples(weft=[(3, SLOW)], peer=[(10, FAST), (4, SLOW)])
+        self.assertIn("| goal | 0.75 x slow | **missed** |", table.markdown([], [goal()], got))
+
+    def test_one_state_has_no_name(self):
+        got = samples(weft=[(3, FAST)], peer=[(4, FAST)])
+        self.assertIn("| goal | 0.75 x | **missed** |", table.markdown([], [goal()], got))
 
 
 if __name__ == "__main__":
