@@ -156,3 +156,23 @@ int secret_file_set(const char *path)
     message("--secret-file '%s': %s", path, *path ? weft_last_error() : "names no file");
     return -1;
 }
+
+extern char **environ;
+
+static bool is_setting(const char *name, size_t len)
+{
+    struct weft_config_item item;
+    for (int i = 0; weft_config_get(i, &item) == 0; i++)
+        if (strlen(item.name) == len && !memcmp(item.name, name, len))
+            return true;
+    return false;
+}
+
+void message_strangers(void)
+{
+    for (char **at = environ; at && *at; at++) {
+        size_t len = strcspn(*at, "=");
+        if (!strncmp(*at, "WEFT_", 5) && strncmp(*at, "WEFT_TEST_", 10) != 0 && !is_setting(*at, len))
+            message("%.*s is in the environment, and no setting of Weft", (int)len, *at);
+    }
+}

@@ -32,6 +32,8 @@ uint64_t cpu_ns(void);
 void message_name(const char *name);
 /* One line on standard error. */
 void message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* Names of the environment that look like a setting and are none (nor the tests'): a slip of the pen, as a rule. */
+void message_strangers(void);
 
 /* This process's endpoints share the secret in this file. Returns 0, or -1 after a message. */
 int secret_file_set(const char *path);

@@ -189,27 +189,6 @@ static int check_config(void)
     return wrong ? wrong : try_endpoint("opens") != 0;
 }
 
-extern char **environ;
-
-static bool is_setting(const char *name, size_t len)
-{
-    struct weft_config_item item;
-    for (int i = 0; weft_config_get(i, &item) == 0; i++)
-        if (strlen(item.name) == len && !memcmp(item.name, name, len))
-            return true;
-    return false;
-}
-
-/* Names of the environment that look like a setting and are none: a slip of the pen, or another program's. */
-static void tell_strangers(void)
-{
-    for (char **at = environ; at && *at; at++) {
-        size_t len = strcspn(*at, "=");
-        if (!strncmp(*at, "WEFT_", 5) && !is_setting(*at, len))
-            message("%.*s is in the environment, and no setting of Weft", (int)len, *at);
-    }
-}
-
 static void print_config(void)
 {
     struct weft_config_item item;
@@ -304,6 +283,6 @@ int main(int argc, char **argv)
     if (secret_file && try_endpoint("with this secret"))
         return EXIT_FAILED;
     int rc = print_all(config, json, verbose);
-    tell_strangers();
+    message_strangers();
     return check_config() > 0 ? EXIT_FAILED : rc;
 }

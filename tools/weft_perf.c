@@ -194,6 +194,7 @@ int main(int argc, char **argv)
         return end - 1;
     if (args.secret_file && secret_file_set(args.secret_file))
         return EXIT_USAGE;
+    message_strangers();
     perf_catch_signals();
     if (args.conns > 1)
         perf_idle_descriptors();
