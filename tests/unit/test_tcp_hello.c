@@ -75,6 +75,15 @@ static void silent_callers_push_each_other_out(void **state)
         close(fd[i]);
 }
 
+/* By the clock of who polls, and has nothing else under way. */
+static void a_silent_caller_is_let_go_where_nobody_sleeps(void **state)
+{
+    struct stranger *s = *state;
+    int fd = stranger_dial(s);
+    stranger_hear_end(s, fd);
+    stranger_join(s);
+}
+
 /* The same socket twice, or other terms than the first one's. */
 /* Without descriptors the link's sockets can be neither accepted nor refused: the link says so. */
 static void no_descriptor_for_a_caller(void **state)
@@ -303,6 +312,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(half_a_hello_and_away, stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(silent_callers_push_each_other_out, stranger_setup,
                                         stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_silent_caller_is_let_go_where_nobody_sleeps,
+                                        stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(no_descriptor_for_a_caller, stranger_setup,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_second_hello_must_fit_the_first, stranger_setup,
