@@ -20,7 +20,8 @@
 #define BIG (4u << 20)
 #define ALONE 12 /* polls of who floods, for one of the target */
 #define SELDOM_MS 20 /* between polls of one who does not sleep */
-#define GONE_MS 8000 /* in which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at */
+/* In which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at. */
+#define GONE_MS 8000
 #define MOST_POLLS                                                                                \
     1500 /* of the target, until a message among floods is there: 15 to 120, and 7500 if it is forgotten */
 

@@ -369,12 +369,10 @@ int tcp_rewatch(struct tcp_sock *sock)
     if (!sock->unwatched)
         return 0;
     int rc = tcp_watch(nic, EPOLL_CTL_ADD, sock->fd, TCP_EDGES, sock);
-    if (rc < 0 && !nic->full)
-        weft_log(WEFT_LOG_WARN, "tcp", "sockets are polled, and no one sleeps: %s (/proc/sys/fs/epoll/max_user_watches?)",
-                 weft_last_error());
-    nic->full |= rc < 0;
-    if (rc < 0)
+    if (rc < 0) {
+        tcp_tell_full(nic, "sockets are polled, and no one sleeps");
         return rc;
+    }
     sock->unwatched = false;
     nic->stale = true; /* that it is writable is an edge */
     return 0;

@@ -312,6 +312,8 @@ void tcp_sock_greet(struct tcp_sock *sock);
 #define TCP_EDGES (EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET)
 /* epoll's interest in a socket. */
 int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source);
+/* After tcp_watch has failed: what that means goes to the log, once for each nic. */
+void tcp_tell_full(struct tcp_nic *nic, const char *so) WEFT_COLD;
 /* The link is lost: comps that have not been earned are dropped, LINK_DOWN follows. */
 void tcp_link_fail(struct tcp_link *link, int status) WEFT_COLD;
 /* Epoll is to tell of it again. WEFT_EAGAIN or another code: it cannot. */

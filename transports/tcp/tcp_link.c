@@ -35,6 +35,13 @@ int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source
     return 0;
 }
 
+void tcp_tell_full(struct tcp_nic *nic, const char *so)
+{
+    if (!nic->full)
+        weft_log(WEFT_LOG_WARN, "tcp", "%s: %s (/proc/sys/fs/epoll/max_user_watches?)", so, weft_last_error());
+    nic->full = true;
+}
+
 static void set_int(int fd, int level, int name, int value)
 {
     if (setsockopt(fd, level, name, &value, sizeof(value)) < 0)
@@ -173,8 +180,10 @@ void tcp_accept(struct tcp_nic *nic)
         *half = (struct tcp_half){
             .source = TCP_HALF, .fd = fd, .since = weft_now(), .place = weft_stranger_from(&from)};
         nic->nhalf++;
-        if (tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, half) < 0)
+        if (tcp_watch(nic, EPOLL_CTL_ADD, fd, EPOLLIN, half) < 0) {
+            tcp_tell_full(nic, "callers are dropped");
             half_drop(nic, half);
+        }
     }
 }
 
