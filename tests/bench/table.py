@@ -4,6 +4,7 @@
 import os
 import sys
 import unittest
+import unittest.mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
 from lib import table  # noqa: E402
@@ -85,15 +86,20 @@ class Ratios(unittest.TestCase):
 
 
 class Taking(unittest.TestCase):
-    def take(self, *states):
-        told = iter(states)
-        runs = []
+    def take(self, *states, others=()):
+        """As if the probes told these states, and the meters these shares of others (afterwards none)."""
+        told, shares, runs = iter(states), iter(others), []
+
+        class Meter:
+            def others(self):
+                return next(shares, 0)
 
         def run():
             runs.append(len(runs))
             return table_sample(len(runs))
 
-        sample, _, state = table.take(run, lambda: next(told))
+        with unittest.mock.patch.object(table.proc, "Meter", Meter):
+            sample, _, state = table.take(run, lambda: next(told))
         return sample[0], state, len(runs)
 
     def test_once_where_nothing_changes(self):
@@ -103,17 +109,7 @@ class Taking(unittest.TestCase):
         self.assertEqual(self.take(FAST, SLOW, SLOW, SLOW), (2, SLOW, 2))
 
     def test_again_where_others_were_at_work(self):
-        busy = iter([0.5, 0.2, 0.05])
-
-        class Meter:
-            def others(self):
-                return next(busy)
-
-        real, table.proc.Meter = table.proc.Meter, Meter
-        try:
-            self.assertEqual(self.take(*[FAST] * 6), (3, FAST, 3))
-        finally:
-            table.proc.Meter = real
+        self.assertEqual(self.take(*[FAST] * 6, others=[0.5, 0.2, 0.05]), (3, FAST, 3))
 
     def test_and_then_it_is_of_none(self):
         self.assertEqual(self.take(*[FAST, SLOW] * table.TRIES)[1:], (None, table.TRIES))
