@@ -108,7 +108,8 @@ bool fuzz_net_drain(int fd)
 int __wrap_socket(int domain, int type, int protocol)
 {
     int sv[2], flags = type & (SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (domain != AF_INET && domain != AF_INET6)
+    bool stream = (type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC)) == SOCK_STREAM; /* the others are asked where an address is */
+    if (!stream || (domain != AF_INET && domain != AF_INET6))
         return __real_socket(domain, type, protocol);
     if (nfresh == SOCKETS || socketpair(AF_UNIX, SOCK_STREAM | flags, 0, sv))
         return -1;

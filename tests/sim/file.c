@@ -162,6 +162,7 @@ uint32_t sim_file_events(const struct sim_file *file)
     case SIM_TIMER:
         return file->count && file->count <= sim.now ? EPOLLIN : 0;
     case SIM_MEMORY:
+    case SIM_PIPE:
     case SIM_TEXT:
         return EPOLLIN | EPOLLOUT;
     }

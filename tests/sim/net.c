@@ -397,11 +397,15 @@ static void syn(void *arg)
 
 int __wrap_socket(int domain, int type, int protocol)
 {
-    (void)type;
     (void)protocol;
     sim_step();
     if (domain == AF_UNIX)
         return sim_fd_new(sim_file_new(SIM_PACKET, sim_packet_new()));
+    if (type & SOCK_DGRAM) { /* to ask whose an address is */
+        struct stream *asks = sim_alloc(sizeof *asks);
+        asks->host = sim_host_of_self();
+        return sim_fd_new(sim_file_new(SIM_STREAM, asks));
+    }
     struct stream *s = stream_new(sim_self(), sim_host_of_self(), domain == AF_INET6);
     return sim_fd_new(sim_file_new(SIM_STREAM, s));
 }
@@ -491,6 +495,23 @@ int __wrap_accept4(int fd, struct sockaddr *addr, socklen_t *len, int flags)
     return got;
 }
 
+/* The program takes back what it has lent. On the same host the peer knows at once. */
+static void give_up(struct stream *s)
+{
+    sim_trace("gives up", s->port, s->peer_port, 0);
+    if (s->state != STREAM_UP)
+        return;
+    bool same_host = s->host == s->peer_host;
+    if (same_host && s->peer->open)
+        fail_stream(s->peer, ECONNRESET);
+    else if (!s->reset)
+        send_reset(s);
+    s->reset = true;
+    drop_pipe(&s->in);
+    sim_loans_end(&s->peer->in, same_host);
+    sim_changed();
+}
+
 int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
 {
     struct sim_file *file = sim_fd(fd, -1);
@@ -498,6 +519,10 @@ int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
     if (file->kind == SIM_PACKET)
         return sim_packet_connect(file, addr, len);
     struct stream *s = file->object;
+    if (addr->sa_family == AF_UNSPEC) {
+        give_up(s);
+        return 0;
+    }
     s->peer_host = host_of(addr, s->host);
     s->peer_port = port_of(addr);
     s->port = FIRST_PORT + next_port++;
@@ -556,6 +581,8 @@ void sim_stream_close(void *object)
     s->open = false;
     if (s->vanished || s->state != STREAM_UP || s->reset)
         return;
+    SIM_CHECK(s->proc->dead || !s->peer->open || !s->peer->in.loans || s->peer->reset,
+              "a connection is closed, and its peer receives lent bytes");
     if (unread)
         send_reset(s);
     else

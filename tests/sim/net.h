@@ -25,6 +25,8 @@ struct pipe {
     struct chunk *chunks, **tail;
     uint64_t last_due;
     bool ticking; /* an event will look at the chunks */
+    uint64_t put, got;  /* bytes of the stream: sent, and received */
+    struct loan *loans; /* of what is not received, the oldest first */
 };
 
 enum stream_state { STREAM_NEW, STREAM_CONNECTING, STREAM_UP, STREAM_FAILED };
@@ -61,5 +63,13 @@ struct listener {
 bool sim_stream_dark(const struct stream *s);
 /* To this end; the bytes are in its pipe already. */
 void sim_chunk_send(struct stream *to, enum sim_chunk_kind kind, size_t len);
+
+/* socket.c: -1 and errno, or how many bytes it took. */
+ssize_t sim_stream_send(struct stream *s, const struct iovec *iov, size_t niov);
+
+/* lend.c */
+void sim_loans_check(const struct pipe *in, const uint8_t *data, size_t n);
+void sim_loans_received(struct pipe *in);
+void sim_loans_end(struct pipe *in, bool same_host);
 
 #endif

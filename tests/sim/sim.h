@@ -9,7 +9,7 @@
  * seed replays exactly; a hash over all that happened proves it.
  *
  * sched.c fibers, clock, events; lock.c threads, locks, sleep; heap.c memory; proc.c processes;
- * file.c descriptors; net.c, socket.c TCP; unix.c what `local` uses; chaos.c faults; plan.c the dice of a
+ * file.c descriptors; net.c, socket.c TCP; lend.c pages that it is lent; unix.c what `local` uses; chaos.c faults; plan.c the dice of a
  * schedule; program.c, act.c what processes do; ledger.c what has to be true; main.c runs it.
  */
 #ifndef WEFT_SIM_H
@@ -29,7 +29,7 @@
 
 #define SIM_MAX_HOSTS 3
 #define SIM_MAX_PROCS 12 /* of one schedule, restarted ones included */
-#define SIM_MAX_ENV 16
+#define SIM_MAX_ENV 20
 
 struct sim_fiber;
 struct sim_file;
@@ -149,6 +149,7 @@ enum sim_kind {
     SIM_COUNTER, /* eventfd */
     SIM_TIMER,
     SIM_MEMORY, /* memfd */
+    SIM_PIPE,   /* both its ends */
     SIM_TEXT    /* of /proc, /dev/null */
 };
 

@@ -75,7 +75,7 @@ static void room_for(struct stream *s)
     s->edges++;
 }
 
-static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t niov)
+ssize_t sim_stream_send(struct stream *s, const struct iovec *iov, size_t niov)
 {
     int error = 0;
     if (s->reset || s->state == STREAM_FAILED)
@@ -97,6 +97,7 @@ static ssize_t stream_send(struct stream *s, const struct iovec *iov, size_t nio
     if (out->len || want > WHOLE) /* an empty kernel buffer takes a little at once */
         most = some_of(most);
     size_t n = pipe_put(out, iov, niov, most);
+    out->put += n;
     s->wants_room |= n < want;
     room_for(s); /* as if it were made just now */
     s->carried += n;
@@ -114,6 +115,8 @@ static size_t pipe_get(struct pipe *in, const struct iovec *iov, size_t niov, si
             size_t n = in->cap - in->head;
             n = n < left ? n : left;
             n = n < most - sum ? n : most - sum;
+            sim_loans_check(in, in->data + in->head, n);
+            in->got += n;
             if (to) { /* NULL: thrown away */
                 memcpy(to, in->data + in->head, n);
                 to += n;
@@ -125,6 +128,7 @@ static size_t pipe_get(struct pipe *in, const struct iovec *iov, size_t niov, si
     }
     in->len -= sum;
     in->arrived -= sum;
+    sim_loans_received(in);
     return sum;
 }
 
@@ -173,7 +177,7 @@ ssize_t __wrap_sendmsg(int fd, const struct msghdr *msg, int flags)
     sim_step();
     ssize_t n = file->kind == SIM_PACKET
                     ? sim_packet_send(file->object, msg->msg_iov, msg->msg_iovlen, passed_fd(msg))
-                    : stream_send(file->object, msg->msg_iov, msg->msg_iovlen);
+                    : sim_stream_send(file->object, msg->msg_iov, msg->msg_iovlen);
     sim_trace("send", fd, n, n < 0 ? errno : 0);
     return n;
 }

@@ -243,6 +243,9 @@ int __wrap_ftruncate(int fd, off_t len)
 
 int __wrap_fcntl(int fd, int cmd, ...)
 {
+    struct sim_file *file = sim_fd(fd, -1);
+    if (file->kind == SIM_PIPE) /* F_SETPIPE_SZ */
+        return 1 << 20;
     struct memory *m = sim_fd(fd, SIM_MEMORY)->object;
     va_list args;
     va_start(args, cmd);

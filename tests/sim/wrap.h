@@ -86,6 +86,11 @@ int __wrap_getpeername(int fd, struct sockaddr *addr, socklen_t *len);
 int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *len);
 int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t len);
 
+/* lend.c */
+int __wrap_pipe2(int fd[2], int flags);
+ssize_t __wrap_vmsplice(int fd, const struct iovec *iov, size_t niov, unsigned flags);
+ssize_t __wrap_splice(int fd, off64_t *from, int to, off64_t *at, size_t len, unsigned flags);
+
 /* unix.c */
 struct sim_packet *sim_packet_new(void);
 int sim_packet_bind(struct sim_file *file, const struct sockaddr *addr, socklen_t len);

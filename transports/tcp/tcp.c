@@ -104,6 +104,9 @@ static void read_settings(struct tcp_nic *nic)
     nic->chunk = (uint32_t)weft_config_int("WEFT_TCP_CHUNK");
     nic->sndbuf = (int)weft_config_int("WEFT_TCP_SNDBUF");
     nic->rcvbuf = (int)weft_config_int("WEFT_TCP_RCVBUF");
+    nic->zerocopy = (uint64_t)weft_config_int("WEFT_TCP_ZEROCOPY");
+    if (nic->zerocopy && nic->zerocopy <= TCP_BULK_MIN) /* the peer does not count shorter frames of every kind */
+        nic->zerocopy = TCP_BULK_MIN + 1;
     nic->timeout = weft_config_int("WEFT_TCP_TIMEOUT");
 }
 
@@ -182,6 +185,7 @@ static void tcp_close(struct weft_nic *base)
         nic->free_ops = op->next;
         free(op);
     }
+    tcp_lend_close(nic);
     free(nic->mems);
     free(nic);
 }

@@ -13,7 +13,7 @@
  * and counts the frame in sock->executed, which travels back in the next head that goes that way.
  * Then the op is in nic->done until poll hands it out.
  *
- * A READ's answer is an op too, at the target: its payload is spliced in the same way.
+ * A READ's answer is an op too, at the target: its payload is spliced in the same way, and its long frames are counted.
  */
 #ifndef WEFT_TCP_H
 #define WEFT_TCP_H
@@ -57,6 +57,8 @@
     5000000000u   /* ns that one may take for it, if WEFT_TCP_TIMEOUT is longer */
 #define TCP_HOT 4 /* sockets that poll reads without being told to */
 
+#define TCP_CONGESTION_MAX 16 /* the kernel's TCP_CA_NAME_MAX */
+
 struct tcp_nic;
 struct tcp_link;
 struct tcp_sock;
@@ -95,7 +97,7 @@ struct tcp_op {
     uint16_t niov;
     uint32_t imm;
     uint32_t call;    /* READ, ADD64, answers */
-    uint32_t pending; /* frames without acknowledgement; answers: splices not sent */
+    uint32_t pending; /* frames without acknowledgement; answers: and splices not sent of those that have none */
     int32_t status;
     uint64_t remote_addr, remote_key, value, len, ctx;
     uint64_t staged;           /* bytes in frames so far */
@@ -104,6 +106,7 @@ struct tcp_op {
     struct tcp_cursor at;      /* where `staged` is */
     struct weft_iov_local one;
     const struct weft_iov_local *iov;
+    struct tcp_mem *mem; /* answers: kept busy by each frame without acknowledgement */
     uint8_t copy[TCP_MAX_INLINE]; /* of an inline payload that could not be staged at once */
 };
 
@@ -114,10 +117,17 @@ struct tcp_queue {
 /* Payload that goes out between the bytes of the out buffer. */
 struct tcp_splice {
     struct tcp_op *op;
-    struct tcp_mem *mem; /* answers: kept busy */
+    struct tcp_mem *mem; /* answers in frames that are not counted: kept busy */
     struct tcp_cursor at;
     uint64_t left;
     uint32_t pos; /* in the out buffer, after which it goes */
+};
+
+/* Takes references to pages into a socket (tcp_lend.c). */
+struct tcp_pipe {
+    struct tcp_pipe *next; /* of those that are free */
+    int in, out;
+    uint64_t held; /* bytes in it */
 };
 
 /* A counted frame: acknowledged only once its last byte was sent. */
@@ -131,7 +141,7 @@ struct tcp_rx {
     struct tcp_buf *buf;
     uint8_t type;            /* 0: none */
     bool waits;              /* unparsed bytes are kept since poll had no room: nic->parked */
-    uint32_t imm, len, rest; /* rest: payload still to come */
+    uint32_t imm, len, rest; /* len: of the payload; rest: still to come */
     struct tcp_mem *mem;     /* WRITE: where it goes; NULL: refused, thrown away */
     uint8_t *dst;
     struct tcp_op *op; /* DATA: the READ */
@@ -166,6 +176,8 @@ struct tcp_sock {
     uint32_t window, flight_first, nflight;
     uint32_t acked; /* frames the peer has executed */
     struct tcp_splice splices[TCP_SPLICES];
+    struct tcp_pipe *pipe;      /* holds the next bytes of the first splice; NULL: none does */
+    uint64_t lent, executed_to; /* bytes of the stream: the last one out of lent pages; what the peer has executed */
     /* receiving */
     uint32_t executed; /* counted frames of the peer */
     struct tcp_rx rx;
@@ -228,6 +240,8 @@ struct tcp_nic {
     /* settings */
     uint32_t nsocks, chunk;
     int sndbuf, rcvbuf;
+    uint64_t zerocopy; /* payload of this length and more is lent to the kernel; 0: none is */
+    char near[TCP_CONGESTION_MAX], far[TCP_CONGESTION_MAX]; /* congestion control within this host, and beyond */
     int64_t timeout; /* ms of silence after which a peer is dead */
     /* memory */
     struct tcp_mem **mems; /* hash table */
@@ -235,6 +249,9 @@ struct tcp_nic {
     struct tcp_buf *free_bufs, *lent_bufs;
     uint32_t nfree_bufs;
     struct tcp_op *free_ops;
+    struct tcp_pipe *free_pipes;
+    uint32_t npipes, nfree_pipes;
+    uint64_t pipe_again; /* poll from which another pipe may be asked for */
     /* links */
     struct tcp_link *links;
     struct tcp_link *ready, **ready_tail;   /* something may be sent */
@@ -297,6 +314,18 @@ void tcp_op_forget(struct tcp_op *op);
 /* A started op has ended. */
 void tcp_op_done(struct tcp_op *op, int status);
 
+/* --- tcp_addr.c -------------------------------------------------------------------------------- */
+
+/* The address of a host, as numbers; NULL: the loopback's. */
+int tcp_addr_parse(const char *host, struct sockaddr_storage *addr, socklen_t *len);
+/* Does this host have it? */
+bool tcp_addr_is_ours(const struct sockaddr_storage *addr);
+/* Is what the peer says of its address sound? */
+int tcp_addr_check(const struct tcp_link *link, const uint8_t *blob, size_t len);
+/* Where to connect to, of an address that is sound. One that listens everywhere, or on its loopback, is where core met it. */
+socklen_t tcp_addr_target(const struct tcp_link *link, const uint8_t *blob, struct sockaddr_storage *addr);
+weft_link_address_fn tcp_link_address;
+
 /* --- tcp_link.c: sockets and a link's life ------------------------------------------------------ */
 
 int tcp_listen(struct tcp_nic *nic, const char *host);
@@ -323,7 +352,6 @@ int tcp_status(int err);
 /* Fail links whose peer's kernel has been silent for too long. */
 void tcp_check_silence(struct tcp_nic *nic);
 weft_link_open_fn tcp_link_open;
-weft_link_address_fn tcp_link_address;
 weft_link_connect_fn tcp_link_connect;
 weft_link_close_fn tcp_link_close;
 
@@ -356,6 +384,17 @@ void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame 
 /* Send up to so many bytes, or until the socket is full. Returns bytes sent. */
 uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit);
 void tcp_out_drop(struct tcp_sock *sock);
+
+/* --- tcp_lend.c: payload that is not copied ------------------------------------------------------ */
+
+/* It is to be lent, if the kernel can. */
+bool tcp_lend_fits(const struct tcp_sock *sock, const struct tcp_splice *splice);
+/* One system call, of up to so many bytes of the first splice, whose head has been sent: how many there were in *want,
+ * and what came of it, as of send. False: they have to be copied. */
+bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *sent);
+/* The socket is about to be closed: no page of the caller's is to be read any more. */
+void tcp_lend_end(struct tcp_sock *sock);
+void tcp_lend_close(struct tcp_nic *nic);
 
 /* --- tcp_post.c: the initiator ----------------------------------------------------------------- */
 

@@ -195,6 +195,7 @@ void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_c
 
 /* --- sending what is staged -------------------------------------------------------------------- */
 
+/* Pieces of what is staged, up to a payload behind the first one that is to be lent. */
 static int out_gather(struct tcp_sock *sock, struct iovec *iov)
 {
     struct tcp_buf *buf = sock->out;
@@ -205,6 +206,8 @@ static int out_gather(struct tcp_sock *sock, struct iovec *iov)
         if (splice->pos > at)
             iov[n++] = (struct iovec){buf->data + at, splice->pos - at};
         at = splice->pos;
+        if (i > 0 && tcp_lend_fits(sock, splice))
+            return n;
         if (tcp_pieces(splice->op, splice->at, splice->left, iov, TCP_IOV - 2, &n) <
                 splice->left ||
             n >= TCP_IOV - 2)
@@ -278,11 +281,11 @@ static int cut(struct iovec *iov, int niov, uint64_t limit, uint64_t *sum)
 }
 
 /* One system call; a single piece does without a msghdr, which the kernel would have to copy. */
-static ssize_t send_pieces(const struct tcp_sock *sock, struct iovec *iov, int niov)
+static ssize_t send_pieces(const struct tcp_sock *sock, struct iovec *iov, int niov, int flags)
 {
     struct msghdr msg = {.msg_iov = iov, .msg_iovlen = (size_t)niov};
-    int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
     ssize_t n;
+    flags |= MSG_NOSIGNAL | MSG_DONTWAIT;
     do
         n = niov == 1 ? send(sock->fd, iov->iov_base, iov->iov_len, flags)
                       : sendmsg(sock->fd, &msg, flags);
@@ -294,7 +297,7 @@ static ssize_t send_mixed(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
 {
     struct iovec iov[TCP_IOV];
     int niov = cut(iov, out_gather(sock, iov), limit, want);
-    return send_pieces(sock, iov, niov);
+    return send_pieces(sock, iov, niov, 0);
 }
 
 /* Heads and small payloads alone: most of what is sent at once. */
@@ -304,7 +307,30 @@ static ssize_t send_plain(const struct tcp_sock *sock, uint64_t limit, uint64_t 
     uint64_t len = buf->tail - buf->head;
     struct iovec iov = {buf->data + buf->head, len < limit ? len : limit};
     *want = iov.iov_len;
-    return send_pieces(sock, &iov, 1);
+    return send_pieces(sock, &iov, 1, 0);
+}
+
+/* What goes before a payload that is lent. */
+static ssize_t send_heads(const struct tcp_sock *sock, uint64_t limit, uint64_t *want)
+{
+    const struct tcp_splice *first = &sock->splices[sock->splice_first];
+    uint64_t len = first->pos - sock->out->head;
+    struct iovec iov = {sock->out->data + sock->out->head, len < limit ? len : limit};
+    *want = iov.iov_len;
+    return send_pieces(sock, &iov, 1, MSG_MORE);
+}
+
+/* One system call. */
+static ssize_t send_some(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
+{
+    ssize_t n;
+    if (!sock->nsplices)
+        return send_plain(sock, limit, want);
+    if (!sock->pipe && !tcp_lend_fits(sock, &sock->splices[sock->splice_first]))
+        return send_mixed(sock, limit, want);
+    if (sock->splices[sock->splice_first].pos > sock->out->head)
+        return send_heads(sock, limit, want);
+    return tcp_lend(sock, limit, want, &n) ? n : send_mixed(sock, limit, want);
 }
 
 /*
@@ -337,8 +363,7 @@ uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
     uint64_t sum = 0;
     while (!sock->blocked && sock->sent < sock->staged && sum < limit) {
         uint64_t want;
-        ssize_t n = sock->nsplices ? send_mixed(sock, limit - sum, &want)
-                                   : send_plain(sock, limit - sum, &want);
+        ssize_t n = send_some(sock, limit - sum, &want);
         if (n < 0 && errno != EAGAIN) {
             tcp_link_fail(sock->link, tcp_status(errno));
             return sum;
@@ -370,8 +395,13 @@ void tcp_out_drop(struct tcp_sock *sock)
             mem->busy--;
         sock->splice_first = (sock->splice_first + 1) % TCP_SPLICES;
     }
+    for (; sock->nflight; sock->nflight--) {
+        const struct tcp_op *op = sock->flight[sock->flight_first].op;
+        if (op->is_answer)
+            op->mem->busy--;
+        sock->flight_first = (sock->flight_first + 1) % sock->window;
+    }
     if (sock->out)
         tcp_buf_put(tcp_nic_of(sock->link), sock->out);
     sock->out = NULL;
-    sock->nflight = 0;
 }

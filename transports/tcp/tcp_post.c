@@ -234,6 +234,18 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 
 /* --- what the peer says of our frames ---------------------------------------------------------- */
 
+static void frame_executed(struct tcp_op *op)
+{
+    if (op->is_answer)
+        op->mem->busy--;
+    if (--op->pending > 0 || op->staged < op->len)
+        return;
+    if (op->is_answer)
+        tcp_answer_end(op);
+    else
+        tcp_op_done(op, op->status);
+}
+
 static bool acked(struct tcp_link *link, uint32_t index, uint32_t count)
 {
     if (index >= link->nsocks)
@@ -252,8 +264,8 @@ static bool acked(struct tcp_link *link, uint32_t index, uint32_t count)
         sock->flight_first = (sock->flight_first + 1) % sock->window;
         sock->nflight--;
         sock->acked++;
-        if (--op->pending == 0 && op->staged == op->len)
-            tcp_op_done(op, op->status);
+        sock->executed_to = flight->end;
+        frame_executed(op);
     }
     if (tcp_tx_queued(link))
         tcp_tx_ready(link);
@@ -301,7 +313,7 @@ bool tcp_post_nacked(struct tcp_link *link, uint64_t index, uint32_t nth, int st
     if (i >= sock->nflight)
         return false;
     struct tcp_flight *flight = &sock->flight[(sock->flight_first + i) % sock->window];
-    if (flight->op->op == WEFT_OP_SEND)
+    if (flight->op->op == WEFT_OP_SEND || flight->op->is_answer)
         return false;
     /* It comes as soon as the head is there; the op ends when all of the frame was sent. */
     if (flight->op->status == 0)

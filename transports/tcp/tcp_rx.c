@@ -75,7 +75,7 @@ static enum step begin_write(struct tcp_sock *sock, const struct tcp_frame *fram
     sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     rx->type = frame->type;
     rx->imm = frame->id;
-    rx->rest = frame->len;
+    rx->len = rx->rest = frame->len;
     rx->dst = (uint8_t *)(uintptr_t)(addr + offset);
     rx->mem = mem;
     if (mem)
@@ -161,8 +161,7 @@ static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame
     sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     op->claimed += frame->len;
     rx->type = frame->type;
-    rx->rest = frame->len;
-    rx->len = frame->len;
+    rx->len = rx->rest = frame->len;
     rx->op = op;
     rx->at = (struct tcp_cursor){0, 0};
     tcp_cursor_move(op, &rx->at, offset);
@@ -283,6 +282,34 @@ static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
     return sound ? STEP_ON : STEP_PROTO;
 }
 
+/* The peer may have taken back the pages that a long payload came out of: it resets the connection first. */
+static bool taken_back(struct tcp_sock *sock)
+{
+    int err = 0;
+    socklen_t len = sizeof(err);
+    if (sock->rx.len <= TCP_BULK_MIN || getsockopt(sock->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0 ||
+        err == 0)
+        return false;
+    tcp_link_fail(sock->link, tcp_status(err));
+    return true;
+}
+
+/* A part of a READ is here. */
+static void data_arrived(struct tcp_sock *sock, struct tcp_op *op, uint32_t len)
+{
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
+    op->arrived += len;
+    if (tcp_data_counted(len))
+        count_executed(sock);
+    if (op->arrived < op->end)
+        return;
+    if (sock->link->acks) { /* the target's memory waits for it, and this side perhaps for nothing more */
+        sock->link->acks_poll = nic->polls - 1;
+        nic->stirred = true;
+    }
+    tcp_call_done(op, op->status);
+}
+
 /* All of the payload is in its place. */
 static enum step end_frame(struct tcp_poll *poll, struct tcp_sock *sock)
 {
@@ -291,14 +318,14 @@ static enum step end_frame(struct tcp_poll *poll, struct tcp_sock *sock)
     bool imm = rx->mem && (rx->type == TCP_WRITE_IMM || rx->type == TCP_PART_IMM);
     if (imm && !comp_room(poll))
         return STEP_FULL;
+    if (taken_back(sock))
+        return STEP_ON;
     if (imm)
         comp_add(poll, sock->link, WEFT_OP_WRITE_IMM)->imm = rx->imm;
     if (op)
-        op->arrived += rx->len;
+        data_arrived(sock, op, rx->len);
     else
         count_executed(sock);
-    if (op && op->arrived == op->end)
-        tcp_call_done(op, op->status);
     if (rx->mem)
         rx->mem->busy--;
     rx->mem = NULL;

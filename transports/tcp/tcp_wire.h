@@ -16,7 +16,8 @@
  *      0 type u8 | 1 ack_sock u8 | 2 zero u16 | 4 ack u32 | 8 len u32 | 12 id u32 | 16 words
  *
  * Each frame that does something at the target without an answer of its own (SEND, WRITE*, PART*)
- * is counted on its socket. `ack` says how many of those that came on socket `ack_sock` have been
+ * is counted on its socket, and so is each DATA longer than TCP_DATA_COUNTED, at the initiator: until then its bytes may
+ * be on their way out of the target's memory. `ack` says how many of those that came on socket `ack_sock` have been
  * executed; acks are valid in frames of socket 0 only, where NACKs, which precede the ack that
  * covers them, travel too.
  *
@@ -43,12 +44,13 @@
 #define WEFT_TCP_WIRE_H
 
 #include <endian.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 #define TCP_MAGIC 0x74666577u /* "weft" */
-#define TCP_VERSION 2
+#define TCP_VERSION 3
 #define TCP_TOKEN 16
 
 enum tcp_type {
@@ -132,6 +134,13 @@ static inline uint64_t tcp_get64(const uint8_t *p)
     uint64_t v;
     memcpy(&v, p, sizeof v);
     return le64toh(v);
+}
+
+#define TCP_DATA_COUNTED 16384
+
+static inline bool tcp_data_counted(uint32_t len)
+{
+    return len > TCP_DATA_COUNTED;
 }
 
 /* Words of a frame of this type, -1 if there is no such type. */
