@@ -3,6 +3,7 @@
 #include "contract/duo.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -39,6 +40,12 @@ ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
 {
     ssize_t (*real)(int, const struct msghdr *, int) = dlsym(RTLD_NEXT, "sendmsg");
     return count(real(fd, msg, flags));
+}
+
+ssize_t splice(int fd, off64_t *from, int to, off64_t *at, size_t len, unsigned flags)
+{
+    ssize_t (*real)(int, off64_t *, int, off64_t *, size_t, unsigned) = dlsym(RTLD_NEXT, "splice");
+    return count(real(fd, from, to, at, len, flags));
 }
 
 struct two {
