@@ -26,6 +26,7 @@
 #define SIM_MS 1000000u
 #define SIM_S 1000000000u
 #define SIM_NEVER UINT64_MAX
+#define SIM_LATER 0x5a /* what a program writes into pages that it has taken back, to their bits */
 
 #define SIM_MAX_HOSTS 3
 #define SIM_MAX_PROCS 12 /* of one schedule, restarted ones included */

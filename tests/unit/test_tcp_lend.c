@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -17,6 +18,8 @@
 #define LENT                                                                                      \
     98304 /* more than is copied (WEFT_TCP_ZEROCOPY is 32K here), and a kernel holds all of it */
 #define SEND 60000
+#define LINKS 24
+#define MOST_PIPES 16 /* of a nic (tcp_lend.c) */
 #define SMALL 4096
 #define PIECES 24
 #define LATER 300 /* polls after which pipes are asked for again */
@@ -24,13 +27,15 @@
 /* --- the kernel --------------------------------------------------------------------------------- */
 
 static uint64_t lent; /* bytes that went from a pipe into a socket */
-static int resets;
+static int resets, pipes;
+static uint64_t dropped; /* bytes that went from a pipe to nowhere */
 static int no_pipes, no_pages, tiny_pipes, halves; /* faults */
 
 int __real_pipe2(int fd[2], int flags);
 int __wrap_pipe2(int fd[2], int flags);
 int __wrap_pipe2(int fd[2], int flags)
 {
+    pipes++;
     if (!no_pipes)
         return __real_pipe2(fd, flags);
     errno = EMFILE;
@@ -68,7 +73,9 @@ ssize_t __wrap_splice(int fd, off64_t *from, int to, off64_t *at, size_t len, un
         return -1;
     }
     ssize_t n = __real_splice(fd, from, to, at, halves && len > 1 ? len / 2 : len, flags);
-    lent += n > 0 ? (uint64_t)n : 0;
+    struct stat st;
+    bool nowhere = fstat(to, &st) == 0 && S_ISCHR(st.st_mode);
+    *(nowhere ? &dropped : &lent) += n > 0 ? (uint64_t)n : 0;
     return n;
 }
 
@@ -83,8 +90,8 @@ int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
 static int reset_faults(void **state)
 {
     (void)state;
-    lent = 0;
-    resets = 0;
+    lent = dropped = 0;
+    resets = pipes = 0;
     no_pipes = no_pages = tiny_pipes = halves = 0;
     return 0;
 }
@@ -100,6 +107,16 @@ static int setup_copying(void **state)
     weft_config_set("WEFT_TCP_ZEROCOPY", "0");
     int rc = setup(state);
     weft_config_set("WEFT_TCP_ZEROCOPY", NULL);
+    return rc;
+}
+
+static int setup_small(void **state)
+{
+    weft_config_set("WEFT_TCP_SNDBUF", "64K");
+    weft_config_set("WEFT_TCP_RCVBUF", "64K");
+    int rc = setup(state);
+    weft_config_set("WEFT_TCP_SNDBUF", NULL);
+    weft_config_set("WEFT_TCP_RCVBUF", NULL);
     return rc;
 }
 
@@ -171,6 +188,34 @@ static void many_small_pieces_are_copied(void **state)
 static void nothing_is_lent_if_so_asked(void **state)
 {
     assert_int_equal(move(*state, BIG, 6), 0);
+}
+
+/* All of them wait for a peer that does not read: none may keep the pipes from the others. */
+static void full_sockets_share_the_pipes(void **state)
+{
+    struct pair *p = *state;
+    struct buf near[LINKS], far[LINKS];
+    size_t first;
+    for (int i = 0; i < LINKS; i++) {
+        assert_int_equal(pair_link(p, A), i + 1);
+        near[i] = pair_buf(p, A, BIG, 0, 0);
+        far[i] = pair_buf(p, B, BIG, 0, ACCESS_ALL);
+        pair_fill(p, near[i], 20 + (uint64_t)i);
+    }
+    p->a.other = NULL;
+    for (int i = 0; i < LINKS; i++) {
+        struct weft_cmd write = cmd_write(near[i], 0, far[i], 0, BIG);
+        assert_int_equal(side_post_many(&p->a, i + 1, &write, 1, &first), 1);
+    }
+    for (int i = 0; i < LATER; i++)
+        side_poll(&p->a);
+    p->a.other = &p->b;
+    assert_true(dropped > 0);
+    pair_settle(p, A);
+    for (int i = 0; i < LINKS; i++)
+        pair_check(p, far[i], 0, BIG, 20 + (uint64_t)i);
+    assert_true(pipes <= MOST_PIPES);
+    assert_true(lent > LINKS * BIG / 16 * 15);
 }
 
 /* --- where the kernel does not play along ------------------------------------------------------- */
@@ -356,6 +401,7 @@ int main(void)
         CASE(short_payload_is_copied),
         CASE(many_small_pieces_are_copied),
         cmocka_unit_test_setup_teardown(nothing_is_lent_if_so_asked, setup_copying, teardown),
+        cmocka_unit_test_setup_teardown(full_sockets_share_the_pipes, setup_small, teardown),
         CASE(without_pipes_it_is_copied),
         CASE(with_tiny_pipes_it_is_copied),
         CASE(pages_that_cannot_be_lent_are_copied),

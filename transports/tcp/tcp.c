@@ -123,6 +123,7 @@ static struct tcp_nic *nic_new(void)
     nic->parked_tail = &nic->parked;
     nic->unread_tail = &nic->unread;
     nic->patience = QUIET_LEAST;
+    nic->null_fd = -1;
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         nic->half[i].fd = -1;
     read_settings(nic);

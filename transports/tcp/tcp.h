@@ -250,7 +250,8 @@ struct tcp_nic {
     uint32_t nfree_bufs;
     struct tcp_op *free_ops;
     struct tcp_pipe *free_pipes;
-    uint32_t npipes, nfree_pipes;
+    uint32_t npipes;
+    int null_fd;         /* /dev/null, once it was needed; -1 */
     uint64_t pipe_again; /* poll from which another pipe may be asked for */
     /* links */
     struct tcp_link *links;

@@ -22,11 +22,10 @@
     (1 << 20)            /* what one without privileges may ask for (/proc/sys/fs/pipe-max-size) */
 #define PIPE_LEAST 65536 /* less is not worth the system calls */
 #define PIPES                                                                                     \
-    64 /* of a nic: each full socket holds one. Writes of 1 MiB over 256 conns: 5.3 GB/s; with 8 of them 3.6 */
-#define KEEP_PIPES 16 /* of those that are free */
-#define PIPE_AGAIN                                                                                \
-    256 /* polls until another one is asked for, after one was not to be had: descriptors,
-                                /proc/sys/fs/pipe-user-pages-soft */
+    16 /* of a nic: a quarter of what /proc/sys/fs/pipe-user-pages-soft lets a user have */
+#define SCARCE_BYTES                                                                              \
+    (256 * 1024) /* put into a pipe where each socket needs one: about what it sends in a turn */
+#define PIPE_AGAIN 256    /* polls until another pipe is asked for, after one was not to be had */
 #define PIECES 16         /* given to one vmsplice */
 #define PIECE_LEAST 16384 /* on average: each one takes a place in the pipe */
 
@@ -68,7 +67,6 @@ static struct tcp_pipe *pipe_get(struct tcp_nic *nic)
     struct tcp_pipe *pipe = nic->free_pipes;
     if (pipe) {
         nic->free_pipes = pipe->next;
-        nic->nfree_pipes--;
         return pipe;
     }
     if (nic->npipes == PIPES || nic->polls < nic->pipe_again)
@@ -82,17 +80,39 @@ static struct tcp_pipe *pipe_get(struct tcp_nic *nic)
 
 static void pipe_put(struct tcp_nic *nic, struct tcp_pipe *pipe)
 {
-    if (nic->nfree_pipes == KEEP_PIPES) {
-        pipe_free(nic, pipe);
-        return;
-    }
     pipe->next = nic->free_pipes;
     nic->free_pipes = pipe;
-    nic->nfree_pipes++;
+}
+
+/* More sockets are full than there are pipes. */
+static bool scarce(const struct tcp_nic *nic)
+{
+    return !nic->free_pipes && nic->npipes == PIPES;
+}
+
+/* What is in the socket's pipe will be put into one again: another socket may send meanwhile. */
+static void pipe_empty(struct tcp_nic *nic, struct tcp_sock *sock)
+{
+    struct tcp_pipe *pipe = sock->pipe;
+    if (nic->null_fd < 0)
+        nic->null_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    while (pipe->held > 0) {
+        ssize_t n = splice(pipe->out, NULL, nic->null_fd, NULL, pipe->held, SPLICE_F_NONBLOCK);
+        if (n <= 0)
+            break;
+        pipe->held -= (uint64_t)n;
+    }
+    sock->pipe = NULL;
+    if (pipe->held == 0)
+        pipe_put(nic, pipe);
+    else
+        pipe_free(nic, pipe);
 }
 
 void tcp_lend_close(struct tcp_nic *nic)
 {
+    if (nic->null_fd >= 0)
+        close(nic->null_fd);
     while (nic->free_pipes) {
         struct tcp_pipe *pipe = nic->free_pipes;
         nic->free_pipes = pipe->next;
@@ -114,13 +134,17 @@ static bool fill(struct tcp_sock *sock, const struct tcp_splice *first, uint64_t
     struct tcp_nic *nic = tcp_nic_of(sock->link);
     struct iovec iov[PIECES];
     int niov = 0;
-    uint64_t len = tcp_pieces(first->op, first->at, first->left < limit ? first->left : limit, iov,
-                              PIECES, &niov);
-    if (len < (uint64_t)niov * PIECE_LEAST)
-        return false;
     struct tcp_pipe *pipe = pipe_get(nic);
     if (!pipe)
         return false;
+    if (scarce(nic) && limit > SCARCE_BYTES)
+        limit = SCARCE_BYTES;
+    uint64_t len = tcp_pieces(first->op, first->at, first->left < limit ? first->left : limit, iov,
+                              PIECES, &niov);
+    if (len < (uint64_t)niov * PIECE_LEAST) {
+        pipe_put(nic, pipe);
+        return false;
+    }
     ssize_t n;
     do
         n = vmsplice(pipe->in, iov, (size_t)niov, 0);
@@ -157,6 +181,7 @@ static ssize_t move(int pipe, int sock, uint64_t n, bool more)
 
 bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *sent)
 {
+    struct tcp_nic *nic = tcp_nic_of(sock->link);
     const struct tcp_splice *first = &sock->splices[sock->splice_first];
     if (!sock->pipe && !fill(sock, first, limit))
         return false;
@@ -164,16 +189,19 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
     bool more = sock->staged - sock->sent > pipe->held;
     *want = pipe->held;
     *sent = move(pipe->out, sock->fd, pipe->held, more);
-    if (*sent > 0) {
-        *want =
-            (uint64_t)*sent; /* a signal ends it early, too: only EAGAIN says that the socket is full */
+    int err = errno;
+    if (*sent > 0) { /* a signal ends it early, too: only EAGAIN says that the socket is full */
+        *want = (uint64_t)*sent;
         pipe->held -= (uint64_t)*sent;
         sock->lent = sock->sent + (uint64_t)*sent;
     }
     if (pipe->held == 0) {
-        pipe_put(tcp_nic_of(sock->link), pipe);
+        pipe_put(nic, pipe);
         sock->pipe = NULL;
+    } else if (*sent < 0 && err == EAGAIN && scarce(nic)) {
+        pipe_empty(nic, sock);
     }
+    errno = err;
     return true;
 }
 
