@@ -123,7 +123,6 @@ static struct tcp_nic *nic_new(void)
     nic->parked_tail = &nic->parked;
     nic->unread_tail = &nic->unread;
     nic->patience = QUIET_LEAST;
-    nic->null_fd = -1;
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         nic->half[i].fd = -1;
     read_settings(nic);
@@ -153,6 +152,7 @@ static int tcp_open(const struct weft_nic_opts *opts, struct weft_nic **out)
         rc = tcp_listen(nic, opts->bind_host);
     if (rc < 0)
         goto err_timer;
+    tcp_lend_open(nic);
     *out = &nic->base;
     return 0;
 err_timer:

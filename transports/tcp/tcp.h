@@ -125,7 +125,6 @@ struct tcp_splice {
 
 /* Takes references to pages into a socket (tcp_lend.c). */
 struct tcp_pipe {
-    struct tcp_pipe *next; /* of those that are free */
     int in, out;
     uint64_t held; /* bytes in it */
 };
@@ -249,9 +248,8 @@ struct tcp_nic {
     struct tcp_buf *free_bufs, *lent_bufs;
     uint32_t nfree_bufs;
     struct tcp_op *free_ops;
-    struct tcp_pipe *free_pipes;
+    struct tcp_pipe *free_pipe;
     uint32_t npipes;
-    int null_fd;         /* /dev/null, once it was needed; -1 */
     uint64_t pipe_again; /* poll from which another pipe may be asked for */
     /* links */
     struct tcp_link *links;
@@ -395,6 +393,7 @@ bool tcp_lend_fits(const struct tcp_sock *sock, const struct tcp_splice *splice)
 bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *sent);
 /* The socket is about to be closed: no page of the caller's is to be read any more. */
 void tcp_lend_end(struct tcp_sock *sock);
+void tcp_lend_open(struct tcp_nic *nic);
 void tcp_lend_close(struct tcp_nic *nic);
 
 /* --- tcp_post.c: the initiator ----------------------------------------------------------------- */

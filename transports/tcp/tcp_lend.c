@@ -64,11 +64,10 @@ static void pipe_free(struct tcp_nic *nic, struct tcp_pipe *pipe)
 
 static struct tcp_pipe *pipe_get(struct tcp_nic *nic)
 {
-    struct tcp_pipe *pipe = nic->free_pipes;
-    if (pipe) {
-        nic->free_pipes = pipe->next;
+    struct tcp_pipe *pipe = nic->free_pipe;
+    nic->free_pipe = NULL;
+    if (pipe)
         return pipe;
-    }
     if (nic->npipes == PIPES || nic->polls < nic->pipe_again)
         return NULL;
     pipe = pipe_new();
@@ -78,46 +77,32 @@ static struct tcp_pipe *pipe_get(struct tcp_nic *nic)
     return pipe;
 }
 
+/* One is kept, and is there from the beginning: a nic at rest has as many descriptors as a fresh one. */
 static void pipe_put(struct tcp_nic *nic, struct tcp_pipe *pipe)
 {
-    pipe->next = nic->free_pipes;
-    nic->free_pipes = pipe;
+    if (nic->free_pipe)
+        pipe_free(nic, pipe);
+    else
+        nic->free_pipe = pipe;
 }
 
 /* More sockets are full than there are pipes. */
 static bool scarce(const struct tcp_nic *nic)
 {
-    return !nic->free_pipes && nic->npipes == PIPES;
+    return !nic->free_pipe && nic->npipes == PIPES;
 }
 
-/* What is in the socket's pipe will be put into one again: another socket may send meanwhile. */
-static void pipe_empty(struct tcp_nic *nic, struct tcp_sock *sock)
+void tcp_lend_open(struct tcp_nic *nic)
 {
-    struct tcp_pipe *pipe = sock->pipe;
-    if (nic->null_fd < 0)
-        nic->null_fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    while (pipe->held > 0) {
-        ssize_t n = splice(pipe->out, NULL, nic->null_fd, NULL, pipe->held, SPLICE_F_NONBLOCK);
-        if (n <= 0)
-            break;
-        pipe->held -= (uint64_t)n;
-    }
-    sock->pipe = NULL;
-    if (pipe->held == 0)
+    struct tcp_pipe *pipe = nic->zerocopy ? pipe_get(nic) : NULL;
+    if (pipe)
         pipe_put(nic, pipe);
-    else
-        pipe_free(nic, pipe);
 }
 
 void tcp_lend_close(struct tcp_nic *nic)
 {
-    if (nic->null_fd >= 0)
-        close(nic->null_fd);
-    while (nic->free_pipes) {
-        struct tcp_pipe *pipe = nic->free_pipes;
-        nic->free_pipes = pipe->next;
-        pipe_free(nic, pipe);
-    }
+    if (nic->free_pipe)
+        pipe_free(nic, nic->free_pipe);
 }
 
 /* --- lending ----------------------------------------------------------------------------------- */
@@ -199,7 +184,10 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
         pipe_put(nic, pipe);
         sock->pipe = NULL;
     } else if (*sent < 0 && err == EAGAIN && scarce(nic)) {
-        pipe_empty(nic, sock);
+        pipe_free(
+            nic,
+            pipe); /* another socket may send meanwhile; these pages will be put into one again */
+        sock->pipe = NULL;
     }
     errno = err;
     return true;
