@@ -404,6 +404,8 @@ int __wrap_socket(int domain, int type, int protocol)
     if (type & SOCK_DGRAM) { /* to ask whose an address is */
         struct stream *asks = sim_alloc(sizeof *asks);
         asks->host = sim_host_of_self();
+        asks->asks = true;
+        asks->v6 = domain == AF_INET6;
         return sim_fd_new(sim_file_new(SIM_STREAM, asks));
     }
     struct stream *s = stream_new(sim_self(), sim_host_of_self(), domain == AF_INET6);
@@ -519,6 +521,8 @@ int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
     if (file->kind == SIM_PACKET)
         return sim_packet_connect(file, addr, len);
     struct stream *s = file->object;
+    if (s->asks)
+        return 0;
     if (addr->sa_family == AF_UNSPEC) {
         give_up(s);
         return 0;

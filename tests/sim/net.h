@@ -38,6 +38,7 @@ struct stream {
     int host, port, peer_host, peer_port;
     bool v6, open; /* open: the program has not closed it */
     bool vanished; /* its host lost power */
+    bool asks;     /* a datagram socket: by which way an address is reached */
     bool end_sent, end_seen, reset, read_shut, guarded;
     bool of_first;             /* it belongs to the first lane of a process */
     size_t carried;            /* bytes that this end has sent */

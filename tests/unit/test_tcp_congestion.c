@@ -5,7 +5,7 @@
  */
 #include "contract/pair.h"
 
-#include <errno.h>
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
@@ -16,22 +16,22 @@
 #define MOST_FDS 256
 #define SOCKETS 4 /* of a link at both its ends */
 
-/* As if no address were this host's. */
+/* As if who sends to any address had another one. */
 static bool elsewhere;
 /* What the kernel would choose: it may be reno here. */
 static const char *const own = "cubic";
 
-int __real_bind(int fd, const struct sockaddr *addr, socklen_t len);
-int __wrap_bind(int fd, const struct sockaddr *addr, socklen_t len);
-int __wrap_bind(int fd, const struct sockaddr *addr, socklen_t len)
+int __real_getsockname(int fd, struct sockaddr *addr, socklen_t *len);
+int __wrap_getsockname(int fd, struct sockaddr *addr, socklen_t *len);
+int __wrap_getsockname(int fd, struct sockaddr *addr, socklen_t *len)
 {
     int type = 0;
     socklen_t size = sizeof(type);
     getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size);
-    if (!elsewhere || type != SOCK_DGRAM)
-        return __real_bind(fd, addr, len);
-    errno = EADDRNOTAVAIL;
-    return -1;
+    int rc = __real_getsockname(fd, addr, len);
+    if (elsewhere && type == SOCK_DGRAM)
+        ((struct sockaddr_in *)addr)->sin_addr.s_addr ^= htonl(1);
+    return rc;
 }
 
 int __real_socket(int domain, int type, int protocol);

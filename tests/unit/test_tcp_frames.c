@@ -563,6 +563,53 @@ static void no_more_cmds_than_the_peer_takes(void **state)
     assert_int_equal(s->pair.ops->post(s->link, cmds, 1), 0);
 }
 
+/* --- long answers ------------------------------------------------------------------------------ */
+
+#define LONG 40000 /* counted: what it is sent out of stays busy until it is acknowledged */
+#define LONG_KEY 78
+
+static void ask_for_long(struct stranger *s, const void *mem, void *sink)
+{
+    struct tcp_frame read = {.type = TCP_READ, .id = 1, .word = {LONG_KEY, (uintptr_t)mem, LONG}};
+    stranger_say_frame(s->fd[0], read);
+    struct tcp_frame data = stranger_hear_type(s, s->fd[1], TCP_DATA);
+    assert_true(data.len == LONG && data.id == 1);
+    stranger_hear(s, s->fd[1], sink, LONG);
+}
+
+static void a_long_answer_keeps_its_memory(void **state)
+{
+    struct stranger *s = *state;
+    const struct weft_transport_ops *ops = s->pair.ops;
+    struct weft_nic *nic = s->pair.side[PAIR_B].nic;
+    uint8_t *mem = calloc(1, LONG), *sink = malloc(LONG);
+    struct tcp_frame wrong[] = {
+        {.type = TCP_NACK, .id = 0, .word = {1, TCP_CODE_KEY}}, /* it is no WRITE */
+        {.type = TCP_ACK, .ack_sock = 1, .ack = 2},
+    };
+    for (int i = 0; i < 3; i++) {
+        struct weft_mem_handle handle = pair_reg(&s->pair, PAIR_B, mem, LONG, WEFT_ACCESS_READ, LONG_KEY);
+        ask_for_long(s, mem, sink);
+        for (int k = 0; k < 100; k++)
+            pair_poll(&s->pair, PAIR_B);
+        assert_int_equal(ops->mem_dereg(nic, handle.mem), WEFT_EAGAIN);
+        if (i < 2) {
+            stranger_say_frame(s->fd[0], wrong[i]);
+            stranger_await_down(s, WEFT_EPROTO);
+            rejoin(s);
+        } else {
+            stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = 1});
+        }
+        uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+        while (ops->mem_dereg(nic, handle.mem) == WEFT_EAGAIN) {
+            pair_poll(&s->pair, PAIR_B);
+            assert_true(weft_now() < deadline);
+        }
+    }
+    free(mem);
+    free(sink);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -606,6 +653,8 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(an_acknowledgement_of_what_was_not_sent,
                                         setup_large_frames, stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_long_answer_keeps_its_memory, stranger_setup_joined,
+                                        stranger_teardown),
         cmocka_unit_test_setup_teardown(no_more_cmds_than_the_peer_takes, stranger_setup_joined,
                                         stranger_teardown),
     };

@@ -19,6 +19,8 @@
     98304 /* more than is copied (WEFT_TCP_ZEROCOPY is 32K here), and a kernel holds all of it */
 #define SEND 60000
 #define LINKS 24
+#define OTHERS 6
+#define DEPTH 512 /* of a link */
 #define MOST_FDS 512
 #define MOST_PIPES 16 /* of a nic (tcp_lend.c) */
 #define SMALL 4096
@@ -418,6 +420,31 @@ static void what_answers_a_read_keeps_its_memory(void **state)
     p->b.other = &p->a;
 }
 
+/* Its answers are acknowledged later than they come: a new READ finds their number at the target still counted. */
+static void many_long_reads_beside_other_traffic(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
+    struct weft_cmd read = cmd_read(near, 0, far, 0, 40000), write = cmd_write(near, 0, far, 0, BIG);
+    size_t first;
+    for (int i = 1; i <= OTHERS; i++)
+        assert_int_equal(pair_link(p, A), i);
+    p->a.other = p->b.other = NULL;
+    for (int round = 0; round < 400 && !p->a.links[0].down; round++) {
+        while (side_post_many(&p->a, 0, &read, 1, &first) == 1)
+            ;
+        for (int i = 1; i <= OTHERS && p->a.pending < DEPTH + 60; i++)
+            for (int k = 0; k < 4; k++)
+                side_post_many(&p->a, i, &write, 1, &first);
+        side_poll(&p->b);
+        side_poll(&p->a);
+    }
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    pair_settle(p, A);
+    assert_false(pair_link_state(p, A, 0).down);
+}
+
 int main(void)
 {
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
@@ -436,6 +463,7 @@ int main(void)
         CASE(a_read_that_is_taken_back_does_not_end_well),
         CASE(what_the_peer_has_is_not_taken_back),
         CASE(what_answers_a_read_keeps_its_memory),
+        CASE(many_long_reads_beside_other_traffic),
     };
     return PAIR_MAIN("tcp_lend", tests);
 }

@@ -317,7 +317,7 @@ void tcp_op_done(struct tcp_op *op, int status);
 
 /* The address of a host, as numbers; NULL: the loopback's. */
 int tcp_addr_parse(const char *host, struct sockaddr_storage *addr, socklen_t *len);
-/* Does this host have it? */
+/* Is it this host's? Who sends to it has it, too. */
 bool tcp_addr_is_ours(const struct sockaddr_storage *addr);
 /* Is what the peer says of its address sound? */
 int tcp_addr_check(const struct tcp_link *link, const uint8_t *blob, size_t len);

@@ -21,18 +21,6 @@ int tcp_addr_parse(const char *host, struct sockaddr_storage *addr, socklen_t *l
     return 0;
 }
 
-bool tcp_addr_is_ours(const struct sockaddr_storage *addr)
-{
-    struct sockaddr_storage any_port = *addr;
-    int fd = socket(addr->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return false;
-    ((struct sockaddr_in *)&any_port)->sin_port = 0; /* where sin6_port is, too */
-    bool ours = bind(fd, (struct sockaddr *)&any_port, sizeof(any_port)) == 0;
-    close(fd);
-    return ours;
-}
-
 /* IPv4 in IPv6 becomes IPv4; returns the family as in a link's address, 0 if it is neither. */
 static uint8_t host_get(const struct sockaddr_storage *addr, uint8_t host[16])
 {
@@ -47,6 +35,24 @@ static uint8_t host_get(const struct sockaddr_storage *addr, uint8_t host[16])
     bool mapped = IN6_IS_ADDR_V4MAPPED(in6);
     memcpy(host, mapped ? in6->s6_addr + 12 : in6->s6_addr, mapped ? 4 : 16);
     return mapped ? 4 : 6;
+}
+
+bool tcp_addr_is_ours(const struct sockaddr_storage *addr)
+{
+    struct sockaddr_storage from = {0}, to = *addr;
+    socklen_t len = sizeof(from);
+    uint8_t from_host[16], to_host[16];
+    int fd = socket(addr->ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return false;
+    ((struct sockaddr_in *)&to)->sin_port = htons(
+        9); /* any; where sin6_port is, too. Nothing is sent */
+    bool routed = connect(fd, (struct sockaddr *)&to, sizeof(to)) == 0 &&
+                  getsockname(fd, (struct sockaddr *)&from, &len) == 0;
+    close(fd);
+    uint8_t family = host_get(&to, to_host);
+    return routed && family && host_get(&from, from_host) == family &&
+           memcmp(from_host, to_host, sizeof(to_host)) == 0;
 }
 
 static bool host_is_any(uint8_t family, const uint8_t host[16])

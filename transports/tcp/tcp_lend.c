@@ -171,7 +171,7 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
     if (!sock->pipe && !fill(sock, first, limit))
         return false;
     struct tcp_pipe *pipe = sock->pipe;
-    bool more = sock->staged - sock->sent > pipe->held;
+    bool more = sock->staged - sock->sent > pipe->held && limit > pipe->held;
     *want = pipe->held;
     *sent = move(pipe->out, sock->fd, pipe->held, more);
     int err = errno;
@@ -179,6 +179,12 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
         *want = (uint64_t)*sent;
         pipe->held -= (uint64_t)*sent;
         sock->lent = sock->sent + (uint64_t)*sent;
+    }
+    if (*sent < 0 && (err == EINVAL || err == ENOSYS || err == EPERM)) {
+        nic->zerocopy = 0; /* there is no splice here */
+        pipe_free(nic, pipe);
+        sock->pipe = NULL;
+        return false;
     }
     if (pipe->held == 0) {
         pipe_put(nic, pipe);
@@ -198,8 +204,9 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
 static void reset(int fd)
 {
     struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+    struct linger at_close = {.l_onoff = 1, .l_linger = 0};
     if (connect(fd, &nobody, sizeof(nobody)) < 0)
-        weft_log(WEFT_LOG_DEBUG, "tcp", "a connection was not reset: %m");
+        setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_close, sizeof(at_close));
 }
 
 void tcp_lend_end(struct tcp_sock *sock)

@@ -82,6 +82,14 @@ static int choose_congestion(struct tcp_nic *nic, int fd)
     return 0;
 }
 
+static bool has_congestion(int fd, const char *name)
+{
+    char has[TCP_CONGESTION_MAX] = "";
+    socklen_t len = sizeof(has);
+    return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, has, &len) == 0 &&
+           strncmp(has, name, sizeof(has)) == 0;
+}
+
 static void set_congestion(int fd, const char *name)
 {
     if (*name && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) < 0)
@@ -190,8 +198,8 @@ void tcp_accept(struct tcp_nic *nic)
         if (fd < 0)
             return;
         set_options(nic, fd);
-        if (strcmp(nic->near, nic->far) != 0 && !tcp_addr_is_ours(&from))
-            set_congestion(fd, nic->far);
+        if (strcmp(nic->near, nic->far) != 0 && has_congestion(fd, nic->near) && !tcp_addr_is_ours(&from))
+            set_congestion(fd, nic->far); /* unless a route has chosen */
         struct tcp_half *half = half_place(nic);
         *half = (struct tcp_half){
             .source = TCP_HALF, .fd = fd, .since = weft_now(), .place = weft_stranger_from(&from)};
@@ -551,6 +559,8 @@ static void link_forget(struct tcp_link *link)
 void tcp_link_close(struct weft_link *base)
 {
     struct tcp_link *link = (struct tcp_link *)base;
+    if (tcp_nic_of(link)->heard == link) /* what the peer has executed is not taken back */
+        (void)tcp_post_hear(tcp_nic_of(link));
     if (link->state == TCP_LINK_UP)
         tcp_tx_farewell(link);
     link_strip(link);

@@ -317,7 +317,7 @@ static ssize_t send_heads(const struct tcp_sock *sock, uint64_t limit, uint64_t 
     uint64_t len = first->pos - sock->out->head;
     struct iovec iov = {sock->out->data + sock->out->head, len < limit ? len : limit};
     *want = iov.iov_len;
-    return send_pieces(sock, &iov, 1, MSG_MORE);
+    return send_pieces(sock, &iov, 1, limit > len ? MSG_MORE : 0);
 }
 
 /* One system call. */

@@ -3,6 +3,7 @@
 #include "tcp.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 /* Work that a frame costs beside its bytes, in bytes. */
@@ -168,6 +169,17 @@ static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame
     return STEP_ON;
 }
 
+/* The target's memory waits for what is to be acknowledged, and this side perhaps for nothing more: at once. */
+static void read_done(struct tcp_op *op)
+{
+    struct tcp_link *link = op->link;
+    if (link->acks) {
+        link->acks_poll = tcp_nic_of(link)->polls - 1;
+        tcp_nic_of(link)->stirred = true;
+    }
+    tcp_call_done(op, op->status);
+}
+
 static enum step begin_end(struct tcp_sock *sock, const struct tcp_frame *frame)
 {
     struct tcp_op *op = find_call(sock->link, frame->id, WEFT_OP_READ);
@@ -178,7 +190,7 @@ static enum step begin_end(struct tcp_sock *sock, const struct tcp_frame *frame)
     op->end = sent;
     op->status = code_status[code];
     if (op->arrived == op->end)
-        tcp_call_done(op, op->status);
+        read_done(op);
     return STEP_ON;
 }
 
@@ -285,29 +297,22 @@ static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
 /* The peer may have taken back the pages that a long payload came out of: it resets the connection first. */
 static bool taken_back(struct tcp_sock *sock)
 {
-    int err = 0;
-    socklen_t len = sizeof(err);
-    if (sock->rx.len <= TCP_BULK_MIN || getsockopt(sock->fd, SOL_SOCKET, SO_ERROR, &err, &len) < 0 ||
-        err == 0)
+    struct pollfd seen = {.fd = sock->fd}; /* SO_ERROR would also tell of what a connection outlives */
+    if (sock->rx.len <= TCP_BULK_MIN || poll(&seen, 1, 0) <= 0 ||
+        !(seen.revents & (POLLERR | POLLHUP)))
         return false;
-    tcp_link_fail(sock->link, tcp_status(err));
+    tcp_link_fail(sock->link, WEFT_EPEER);
     return true;
 }
 
 /* A part of a READ is here. */
 static void data_arrived(struct tcp_sock *sock, struct tcp_op *op, uint32_t len)
 {
-    struct tcp_nic *nic = tcp_nic_of(sock->link);
     op->arrived += len;
     if (tcp_data_counted(len))
         count_executed(sock);
-    if (op->arrived < op->end)
-        return;
-    if (sock->link->acks) { /* the target's memory waits for it, and this side perhaps for nothing more */
-        sock->link->acks_poll = nic->polls - 1;
-        nic->stirred = true;
-    }
-    tcp_call_done(op, op->status);
+    if (op->arrived == op->end)
+        read_done(op);
 }
 
 /* All of the payload is in its place. */

@@ -101,7 +101,8 @@ static void start_answers(struct tcp_link *link)
 
 int tcp_tx_serve(struct tcp_link *link, const struct tcp_frame *frame)
 {
-    if (link->nanswers == link->depth || frame->word[2] > TCP_MAX_MSG)
+    /* as many as the peer may wait for, and those that it has, but has not acknowledged: all frames in flight at most */
+    if (link->nanswers >= link->depth + 2 * TCP_DEPTH || frame->word[2] > TCP_MAX_MSG)
         return WEFT_EPROTO;
     struct tcp_op *op = tcp_op_new(link);
     if (!op)
@@ -254,7 +255,8 @@ int64_t tcp_tx_turn(const struct tcp_link *link)
 
 static uint64_t flush(struct tcp_sock *sock, uint64_t limit)
 {
-    return sock->staged != sock->sent ? tcp_out_flush(sock, limit) : 0;
+    bool any = sock->link->state == TCP_LINK_UP && sock->staged != sock->sent;
+    return any ? tcp_out_flush(sock, limit) : 0;
 }
 
 /* What is on socket 0, if long payloads have others: never much, and first. */
