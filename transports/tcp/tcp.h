@@ -393,6 +393,7 @@ bool tcp_lend_fits(const struct tcp_sock *sock, const struct tcp_splice *splice)
 bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *sent);
 /* The socket is about to be closed: no page of the caller's is to be read any more. */
 void tcp_lend_end(struct tcp_sock *sock);
+/* Pipes of a nic. That there are none is no error: what cannot be lent is copied. */
 void tcp_lend_open(struct tcp_nic *nic);
 void tcp_lend_close(struct tcp_nic *nic);
 

@@ -29,6 +29,8 @@
 #define PIECES 16         /* given to one vmsplice */
 #define PIECE_LEAST 16384 /* on average: each one takes a place in the pipe */
 
+_Static_assert(TCP_BULK_MIN >= TCP_DATA_COUNTED, "what is lent is counted");
+
 /* --- pipes ------------------------------------------------------------------------------------- */
 
 /* NULL: there is none to be had. */
@@ -72,8 +74,10 @@ static struct tcp_pipe *pipe_get(struct tcp_nic *nic)
         return NULL;
     pipe = pipe_new();
     nic->npipes += pipe != NULL;
-    if (!pipe)
+    if (!pipe) {
         nic->pipe_again = nic->polls + PIPE_AGAIN;
+        weft_log(WEFT_LOG_DEBUG, "tcp", "payload is copied: no pipe of %d bytes is to be had", PIPE_LEAST);
+    }
     return pipe;
 }
 
@@ -182,6 +186,7 @@ bool tcp_lend(struct tcp_sock *sock, uint64_t limit, uint64_t *want, ssize_t *se
     }
     if (*sent < 0 && (err == EINVAL || err == ENOSYS || err == EPERM)) {
         nic->zerocopy = 0; /* there is no splice here */
+        weft_log(WEFT_LOG_INFO, "tcp", "payload is copied: splice: %s", weft_strerror(-err));
         pipe_free(nic, pipe);
         sock->pipe = NULL;
         return false;

@@ -67,8 +67,8 @@ static void set_options(const struct tcp_nic *nic, int fd)
  * Congestion control. Within a host there is no path to be shared, and one that paces (bbr) sets a timer for every 64 KiB:
  * there it is reno, which every kernel has, lets everyone use and does not pace. It has to be chosen before a socket
  * is connected, since one that has begun to pace goes on; so the listener has it, and callers from elsewhere are
- * given the kernel's own. Half a round
- * trip of 64 B over loopback, where the kernel's own is bbr: 4.14 us so and 4.24 us with bbr (2026-11-24, 2 cores of an AMD EPYC).
+ * given the kernel's own. Half a round trip of 64 B over loopback, where the kernel's own is bbr: 4.14 us so and 4.24 us
+ * with bbr (2026-11-24, 2 cores of an AMD EPYC).
  */
 static int choose_congestion(struct tcp_nic *nic, int fd)
 {
@@ -427,7 +427,8 @@ static int sock_dial(struct tcp_sock *sock, const struct sockaddr_storage *addr,
         return weft_fail(-errno, "tcp: cannot make a socket: %m");
     sock->state = TCP_CONNECTING;
     set_options(nic, sock->fd);
-    set_congestion(sock->fd, tcp_addr_is_ours(addr) ? nic->near : nic->far);
+    if (strcmp(nic->near, nic->far) == 0 || tcp_addr_is_ours(addr)) /* else the kernel's own, or its route's */
+        set_congestion(sock->fd, nic->near);
     if (connect(sock->fd, (const struct sockaddr *)addr, len) < 0 && errno != EINPROGRESS)
         return weft_fail(-errno, "tcp: cannot connect: %m");
     return tcp_watch(nic, EPOLL_CTL_ADD, sock->fd, EPOLLOUT, sock);
