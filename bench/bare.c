@@ -6,9 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
+
+#include "../tools/pages.h"
 
 void bare_die(const char *what)
 {
@@ -37,12 +38,11 @@ static uint64_t word_at(uint64_t i)
     return (i + 1) * 0x9E3779B97F4A7C15u;
 }
 
-uint8_t *bare_memory(uint64_t bytes, bool filled)
+uint8_t *bare_memory(uint64_t bytes, bool filled, bool huge)
 {
     uint64_t words = (bytes + 7) / 8;
-    uint64_t *memory = mmap(NULL, words * 8, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (memory == MAP_FAILED)
+    uint64_t *memory = pages_new(words * 8, huge);
+    if (!memory)
         bare_die("memory");
     for (uint64_t i = 0; i < words; i++)
         memory[i] = filled ? word_at(i) : ~word_at(i);

@@ -17,8 +17,8 @@ double bare_now_s(void);
 /* Processor seconds of this process. */
 double bare_cpu_s(void);
 /* Memory of which every page is there. filled: with what belongs; else with what differs in every
- * byte. */
-uint8_t *bare_memory(uint64_t bytes, bool filled);
+ * byte. huge: in huge pages, as that of weft_perf. */
+uint8_t *bare_memory(uint64_t bytes, bool filled, bool huge);
 /* Bytes that are not what belongs. */
 uint64_t bare_wrong(const uint8_t *memory, uint64_t bytes);
 /* "64K" -> 65536 */

@@ -24,7 +24,8 @@ int main(int argc, char **argv)
         return 2;
     }
     uint64_t slots = BARE_WINDOW / size < BARE_DEPTH ? BARE_WINDOW / size : BARE_DEPTH;
-    uint8_t *from = bare_memory(size * slots, true), *to = bare_memory(size * slots, false);
+    uint8_t *from = bare_memory(size * slots, true, true),
+            *to = bare_memory(size * slots, false, true);
     double start = bare_now_s();
     copy(to, from, size, slots, slots); /* warm, and how long it takes */
     double once = bare_now_s() - start;

@@ -53,7 +53,7 @@ int main(int argc, char **argv)
         fputs("Usage: bare_file FOLDER\n", stderr);
         return 2;
     }
-    uint8_t *ring = bare_memory(RING, true), *back = bare_memory(RING, false);
+    uint8_t *ring = bare_memory(RING, true, true), *back = bare_memory(RING, false, true);
     open_files(argv[1]);
     double start = bare_now_s(), cpu = bare_cpu_s();
     for (int i = 0; i < FILES; i++)

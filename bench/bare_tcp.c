@@ -41,7 +41,7 @@ struct head {
 };
 
 struct shape {
-    bool pingpong, threads;
+    bool pingpong, threads, small_pages;
     int sockets, sndbuf;
     uint64_t size, depth, iters;
 };
@@ -387,8 +387,8 @@ static void run(struct shape *s)
 {
     int fds[2][MAX_SOCKETS];
     uint64_t given = s->iters;
-    uint8_t *source = bare_memory(s->depth * s->size, true);
-    uint8_t *place = bare_memory(s->depth * s->size, s->pingpong);
+    uint8_t *source = bare_memory(s->depth * s->size, true, !s->small_pages);
+    uint8_t *place = bare_memory(s->depth * s->size, s->pingpong, !s->small_pages);
     sockets_open(s, fds);
     s->iters = given ? given : 2 * s->depth;
     struct outcome out = measure(s, fds, source, place);
@@ -408,18 +408,21 @@ static void run(struct shape *s)
 }
 
 static const char usage[] =
-    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d DEPTH] [-n "
-    "ITERS]\n"
+    "Usage: bare_tcp write|pingpong [-s SIZE] [-k SOCKETS] [-t] [-b SNDBUF] [-d DEPTH] [-P] "
+    "[-n ITERS]\n"
     "  -t  a thread for each socket on either side (default: one thread a side, which spins)\n"
+    "  -P  memory without huge pages\n"
     "  -n  default: about a second\n";
 
 static bool parse(int argc, char **argv, struct shape *s)
 {
     int option;
-    while ((option = getopt(argc, argv, "ts:k:b:d:n:")) != -1) {
+    while ((option = getopt(argc, argv, "ts:k:b:d:Pn:")) != -1) {
         uint64_t value = optarg ? bare_number(optarg) : 0;
         if (option == 't')
             s->threads = true;
+        else if (option == 'P')
+            s->small_pages = true;
         else if (option == 's')
             s->size = value;
         else if (option == 'k')

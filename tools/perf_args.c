@@ -44,6 +44,7 @@ static const char usage_text[] =
     "                            two are the initiator's and the target's: gpu,host\n"
     "  -g, --gpu N               the GPU whose memory it is; two with --local: 0,1\n"
     "      --gpu-backend NAME    whose GPUs (default: the first that has a device)\n"
+    "      --small-pages         host memory without huge pages\n"
     "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes\n"
     "      --verify, --no-verify check every byte outside the timing (default: yes)\n"
@@ -62,7 +63,8 @@ enum {
     OPT_BEHIND,
     OPT_IDLE,
     OPT_SECRET_FILE,
-    OPT_GPU_BACKEND
+    OPT_GPU_BACKEND,
+    OPT_SMALL_PAGES
 };
 
 static const struct option options[] = {
@@ -82,6 +84,7 @@ static const struct option options[] = {
     {"mem", required_argument, NULL, 'm'},
     {"gpu", required_argument, NULL, 'g'},
     {"gpu-backend", required_argument, NULL, OPT_GPU_BACKEND},
+    {"small-pages", no_argument, NULL, OPT_SMALL_PAGES},
     {"progress-threads", required_argument, NULL, 'p'},
     {"secret-file", required_argument, NULL, OPT_SECRET_FILE},
     {"verify", no_argument, NULL, OPT_VERIFY},
@@ -255,6 +258,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
         return set_behind(args);
     case 'b':
         args->bidir = true;
+        return 0;
+    case OPT_SMALL_PAGES:
+        args->mem.small_pages = args->target_mem.small_pages = true;
         return 0;
     case 'm':
         return set_mem(args);

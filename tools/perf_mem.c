@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "common.h"
+#include "pages.h"
 #include "perf_fail.h"
 #include "weft/gpu.h"
 
@@ -74,15 +75,14 @@ static int open_gpu(struct perf_region *region, const struct perf_place *place)
     return 0;
 }
 
-static int open_host(struct perf_region *region)
+static int open_host(struct perf_region *region, bool small_pages)
 {
     uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     if (region->len > memory / 2) /* the other side may run here too */
         return perf_fail("%" PRIu64 " bytes are more than half of this host's memory",
                          region->len);
-    void *addr = mmap(NULL, region->len, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (addr == MAP_FAILED)
+    void *addr = pages_new(region->len, !small_pages);
+    if (!addr)
         return perf_fail("cannot allocate %" PRIu64 " bytes: %m", region->len);
     region->addr = addr;
     return 0;
@@ -92,7 +92,7 @@ int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint6
                      const struct perf_place *place)
 {
     *region = (struct perf_region){.len = len};
-    if (place->gpu ? open_gpu(region, place) : open_host(region))
+    if (place->gpu ? open_gpu(region, place) : open_host(region, place->small_pages))
         return -1;
     if (weft_mem_reg(endpoint, region->addr, len, NULL, &region->mem) < 0)
         return perf_fail("cannot register %" PRIu64 " bytes: %s", len, weft_last_error());

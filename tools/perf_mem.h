@@ -51,6 +51,7 @@ struct perf_place {
     bool gpu;
     int ordinal;         /* which */
     const char *backend; /* NULL: the first that has a device */
+    bool small_pages;    /* of host memory */
 };
 
 /* These return -1 after perf_fail. */

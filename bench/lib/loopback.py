@@ -30,8 +30,10 @@ def team(n):
 
 # Shapes of plain sockets: how many, threads a side. Send buffers are those that Weft fits on such a path.
 ONE, TWO, ONE_FEW = "1 socket, 1 thread", "2 sockets, 1 thread", f"1 socket, 1 thread, {FEW} under way"
+ONE_SMALL = f"{ONE}, small pages"
 BARE = {
     ONE: ("-k", "1", "-b", "256K"),
+    ONE_SMALL: ("-k", "1", "-b", "256K", "-P"),
     ONE_FEW: ("-k", "1", "-b", "256K", "-d", str(FEW)),
     TWO: ("-k", "2", "-b", "256K"),
     **{team(n): ("-k", str(n), "-t", "-b", "256K") for n in TEAMS},
@@ -39,6 +41,7 @@ BARE = {
 # Shapes of Weft: what it is told for it, beside what it does by default, and the plain sockets of that shape.
 SHAPES = {
     ONE: ((), {}, ONE),
+    ONE_SMALL: (("--small-pages",), {}, ONE_SMALL),
     ONE_FEW: (("--depth", str(FEW)), {}, ONE_FEW),
     TWO: ((), {"WEFT_TCP_SOCKETS": "3"}, TWO),
     **{team(n): (("--progress-threads", str(n)), {}, team(n)) for n in TEAMS},

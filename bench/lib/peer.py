@@ -33,6 +33,7 @@ class Memory:
     def __init__(self, size, slots):
         self.size, self.slots = size, slots
         self.map = mmap.mmap(-1, size * slots, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.map.madvise(mmap.MADV_HUGEPAGE)  # as weft_perf has
         self.words = numpy.frombuffer(self.map, dtype=numpy.uint64)
         self.address = self.words.ctypes.data
         self.ends = self.words[size // WORD - 1::size // WORD]

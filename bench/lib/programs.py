@@ -16,7 +16,9 @@ from . import proc
 Sample = collections.namedtuple("Sample", "value cpu")
 
 PACKAGES = {"iperf3": "iperf3", "ucx_perftest": "ucx-utils (Debian, Ubuntu) or ucx (Fedora)"}
-UCX = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+# memory in huge pages, as that of weft_perf
+UCX = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo",
+       "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 UCX_LATENCY_ITERS = 50000
 UCX_WARMUP = 1000  # operations; its default of 10 000 would be most of a run
 UCX_WARMUP_BYTES = 64 << 20
