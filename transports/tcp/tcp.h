@@ -169,7 +169,9 @@ struct tcp_sock {
     /* sending */
     struct tcp_buf *out;
     uint64_t sent, staged;     /* bytes of the stream */
-    uint64_t fit_sent, fit_at; /* sent, and when, as its buffer was last fitted */
+    uint64_t fit_sent, fit_at; /* sent, and when, as its buffer was last looked at */
+    int fit_size;              /* what it was given; 0: nothing yet */
+    uint8_t fits;              /* how often in a row it was as it should be */
     uint32_t splice_first, nsplices;
     struct tcp_flight *flight; /* ring of `window` */
     uint32_t window, flight_first, nflight;
