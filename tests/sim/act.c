@@ -283,12 +283,12 @@ static void make_request(struct request *r, struct op *op)
     }
     if (op->kind == WEFT_XFER_NOTIFY) {
         put_note(r, op, op->index, false);
-        end->notes[op->index] = (struct msg){.len = r->xfer.notify_len};
+        end->notes[op->index] = (struct msg){.len = r->xfer.notify_len, .posted = sim.now};
     } else if ((one_sided || op->kind == WEFT_XFER_ADD) && end->nmarks < MAX_MSGS &&
                sim_once_in(4)) {
         op->mark = end->nmarks++;
         put_note(r, op, op->mark, true);
-        end->marks[op->mark] = (struct msg){.len = r->xfer.notify_len};
+        end->marks[op->mark] = (struct msg){.len = r->xfer.notify_len, .posted = sim.now};
     }
 }
 

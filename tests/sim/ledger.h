@@ -52,7 +52,7 @@ enum fate { FATE_PENDING, FATE_OK, FATE_FAILED, FATE_TRUNCATED };
 
 struct msg {
     enum fate fate;
-    uint64_t len, ended; /* ended: when */
+    uint64_t len, posted, ended; /* when; ended 0: not yet, or never posted */
     bool received;
 };
 
