@@ -2,7 +2,10 @@
 /* The parts of the tools that decide what they say: sizes, percentiles, contents, messages. */
 #include "helpers.h"
 
+#include <sys/mman.h>
+
 #include "common.h"
+#include "pages.h"
 #include "perf_args.h"
 #include "perf_mem.h"
 #include "perf_msg.h"
@@ -146,6 +149,46 @@ static void blank_differs_everywhere(void **state)
     free(blank.addr);
 }
 
+/* The VmFlags that smaps has for the mapping at addr. */
+static void flags_of(const void *addr, char *flags, size_t size)
+{
+    FILE *smaps = fopen("/proc/self/smaps", "re");
+    assert_non_null(smaps);
+    char line[512];
+    unsigned long long from, to, at = (uintptr_t)addr;
+    bool here = false;
+    flags[0] = 0;
+    while (!flags[0] && fgets(line, sizeof line, smaps)) {
+        if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
+            here = at >= from && at < to;
+        else if (here && !strncmp(line, "VmFlags:", 8))
+            snprintf(flags, size, "%s", line);
+    }
+    fclose(smaps);
+}
+
+static void pages_are_there_and_of_the_kind_asked_for(void **state)
+{
+    (void)state;
+    const uint64_t len = (8u << 20) + 100;
+    for (int huge = 0; huge < 2; huge++) {
+        uint8_t *addr = pages_new(len, huge);
+        assert_non_null(addr);
+        unsigned char there[2049];
+        assert_int_equal(mincore(addr, len, there), 0);
+        for (int i = 0; i < 2049; i++)
+            assert_true(there[i] & 1);
+        for (uint64_t i = 0; i < len; i++)
+            assert_int_equal(addr[i], 0);
+        char flags[512];
+        flags_of(addr, flags, sizeof flags);
+        if (access("/sys/kernel/mm/transparent_hugepage", F_OK) == 0)
+            assert_non_null(strstr(flags, huge ? " hg" : " nh"));
+        assert_int_equal(munmap(addr, len), 0);
+    }
+    assert_null(pages_new(UINT64_MAX / 2, true));
+}
+
 static void messages_of_strangers_are_refused(void **state)
 {
     (void)state;
@@ -182,6 +225,7 @@ int main(void)
         cmocka_unit_test(layouts_stay_in_the_window),
         cmocka_unit_test(wrong_bytes_are_seen),
         cmocka_unit_test(blank_differs_everywhere),
+        cmocka_unit_test(pages_are_there_and_of_the_kind_asked_for),
         cmocka_unit_test(messages_of_strangers_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
