@@ -4,7 +4,7 @@ import json
 import subprocess
 
 from . import proc
-from .programs import IPERF3_BLOCK, Sample
+from .programs import IPERF3_BLOCK, WEIGHTS_DEPTH, WEIGHTS_PIECE, Sample, Weights
 from .table import Goal, Row
 
 H0, H1 = "h0", "h1"
@@ -65,13 +65,13 @@ class Pair:
         cpu = initiator.cpu_s + target.cpu_s
         return Sample(self.expected, cpu / (received["bytes"] / 1e9))
 
-    def weft(self, test):
+    def weft(self, test, size=SIZE, *more):
         """As many operations as iperf3 would move in its time."""
-        iters = max(64, int((self.expected or 1) * 1e9 * self.seconds / SIZE))
+        iters = max(64, int((self.expected or 1) * 1e9 * self.seconds / size))
         options = [test, "--transport", "tcp"]
         listener = inside(H1, [self.program, *options, "--listen", f"{TARGET}:{PORT}"])
         client = inside(H0, [self.program, *options, "--connect", f"{TARGET}:{PORT}", "--sizes",
-                             str(SIZE), "--iters", str(iters), "--json", "-"])
+                             str(size), "--iters", str(iters), *more, "--json", "-"])
         self.notes.add(listener)
         self.notes.add(client)
         with proc.server(listener, PORT, ready=listening(H1)):
@@ -87,6 +87,26 @@ def rows(pair, name, sockets):
         f"iperf3 -P {sockets}": lambda: pair.iperf3(sockets),
         "Weft write": lambda: pair.weft("write"),
         "Weft read": lambda: pair.weft("read")}, digits=4)
+
+
+WEIGHTS = "weights, 2 GiB, over the wire"
+READ, PULL = "weft_perf read", "weights pull"
+
+
+def weights_rows(pair, place):
+    """A pull of files, beside reads of as many bytes under way as it has."""
+    weights = Weights(pair.notes, place, inside(H1, []), inside(H0, []), f"{TARGET}:0")
+    depth = ("--depth", str(WEIGHTS_DEPTH))
+    yield Row(WEIGHTS, "GB/s", {
+        READ: lambda: pair.weft("read", WEIGHTS_PIECE, *depth),
+        f"{PULL} --memory": lambda: weights.pull("tcp", "--memory"),
+        PULL: lambda: weights.pull("tcp")}, digits=4)
+
+
+def weights_goals():
+    for what in (f"{PULL} --memory", PULL):
+        yield Goal(f"{WEIGHTS}: {what} >= 0.9 x {READ}", (WEIGHTS, what), ">=", 0.9,
+                   [(WEIGHTS, READ)])
 
 
 def goals(name, sockets, factor):

@@ -163,7 +163,6 @@ def idle_rows(t):
         for w in (t.tcp, t.local)}, once=True)
 
 
-PIECE = 4 * MIB  # what examples/weights reads at a time
 COLD_DEPTH = 64  # as many of them are 256 MiB on each side: far more than caches hold
 READ_COLD = "weft_perf read, 256 MiB under way"
 THREADS = p.weights_threads()
@@ -181,10 +180,10 @@ def pull_row(transport):
 def weights_rows(t):
     for w in (t.tcp, t.local):
         yield Row(pull_row(w.transport), "GB/s", {
-            READ: lambda w=w: t.weights.read(w, PIECE),
-            READ_COLD: lambda w=w: w.bandwidth("read", PIECE, "--depth", str(COLD_DEPTH)),
-            READ_THREADS: lambda w=w: t.weights.read(w, PIECE, "--progress-threads", str(THREADS)),
-            READ_THREADS_COLD: lambda w=w: w.bandwidth("read", PIECE, "--depth", str(COLD_DEPTH),
+            READ: lambda w=w: t.weights.read(w, p.WEIGHTS_PIECE),
+            READ_COLD: lambda w=w: w.bandwidth("read", p.WEIGHTS_PIECE, "--depth", str(COLD_DEPTH)),
+            READ_THREADS: lambda w=w: t.weights.read(w, p.WEIGHTS_PIECE, "--progress-threads", str(THREADS)),
+            READ_THREADS_COLD: lambda w=w: w.bandwidth("read", p.WEIGHTS_PIECE, "--depth", str(COLD_DEPTH),
                                                        "--progress-threads", str(THREADS)),
             PULL_BARE: lambda w=w: t.weights.pull(w.transport, "--memory", "--no-check"),
             PULL_MEMORY: lambda w=w: t.weights.pull(w.transport, "--memory"),

@@ -36,6 +36,7 @@ PIP_LIMIT_S = 1200
 # bare_file.c writes as many; the depth is that of weights pull.
 WEIGHTS_FILES, WEIGHTS_FILE, WEIGHTS_BLOCK = 8, 256 << 20, 16 << 20
 WEIGHTS_DEPTH = 16
+WEIGHTS_PIECE = 4 << 20  # what it reads at a time
 
 
 def find(name, folder, given=None):
@@ -255,10 +256,13 @@ def weights_threads():
 
 
 class Weights:
-    """examples/weights: files made once, served by one process and pulled by another."""
+    """examples/weights: files made once, served by one process and pulled by another. serve_words, pull_words: what goes
+    before their commands, if they run elsewhere; listen: where."""
 
-    def __init__(self, notes, place):
+    def __init__(self, notes, place, serve_words=(), pull_words=(), listen=None):
         self.notes, self.place = notes, place
+        self.serve_words, self.pull_words = list(serve_words), list(pull_words)
+        self.listen = ["--listen", listen] if listen else []
         self.cpu = {}  # of what a pull into files is made of: s/GB, and the read's speed
 
     def read(self, weft, size, *options):
@@ -298,9 +302,9 @@ class Weights:
         with tempfile.TemporaryDirectory(dir=self.place) as work:
             files, dest = os.path.join(work, "files"), os.path.join(work, "dest")
             make_files(files)
-            serve = [program, "serve", files, "--transport", transport]
+            serve = [program, "serve", files, "--transport", transport, *self.listen]
             to = [] if "--memory" in options else [dest]
-            server = proc.Child(serve)
+            server = proc.Child(self.serve_words + serve)
             try:
                 address = wait_for_address(server)
                 if to:
@@ -311,7 +315,7 @@ class Weights:
                 self.notes.add(serve[:2] + ["DIR"] + serve[3:])
                 self.notes.add(command[:2] + ["HOST:PORT", *("DEST" for _ in to)] +
                                command[3 + len(to):])
-                client = proc.Child(command)
+                client = proc.Child(self.pull_words + command)
                 text = client.end()
                 serving = proc.cpu_of(server.process.pid) - before
             finally:
