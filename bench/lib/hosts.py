@@ -48,8 +48,11 @@ def listening(host):
 
 
 class Pair:
-    def __init__(self, notes, program, seconds):
+    """options: of weft_perf, on both sides."""
+
+    def __init__(self, notes, program, seconds, *options):
         self.notes, self.program, self.seconds = notes, program, seconds
+        self.options = options
         self.expected = 0  # GB/s, of the last iperf3
 
     def iperf3(self, sockets):
@@ -68,7 +71,7 @@ class Pair:
     def weft(self, test, size=SIZE, *more):
         """As many operations as iperf3 would move in its time."""
         iters = max(64, int((self.expected or 1) * 1e9 * self.seconds / size))
-        options = [test, "--transport", "tcp"]
+        options = [test, "--transport", "tcp", *self.options]
         listener = inside(H1, [self.program, *options, "--listen", f"{TARGET}:{PORT}"])
         client = inside(H0, [self.program, *options, "--connect", f"{TARGET}:{PORT}", "--sizes",
                              str(size), "--iters", str(iters), *more, "--json", "-"])
