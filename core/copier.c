@@ -125,6 +125,7 @@ static int area_make(struct weft__endpoint *ep, struct weft__area **out)
                          len);
     }
     area->addr = addr;
+    madvise(addr, len, MADV_HUGEPAGE); /* cheaper to pin and to lend */
     int rc = area_fill(ep, area, len);
     if (rc)
         area_free(ep, area); /* what it holds has no registration */
