@@ -75,7 +75,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
        "SO_SNDBUF of tcp's sockets; 0: follows rate and round trip")                              \
     XX("WEFT_TCP_RCVBUF", SIZE, "0", 0, 1 << 30, "SO_RCVBUF of tcp's sockets; 0: the kernel's")   \
     XX("WEFT_TCP_ZEROCOPY", SIZE, "64K", 0, 1 << 30,                                              \
-       "payload of this length and more leaves out of the caller's pages; 0: all is copied")      \
+       "payload of this length and more, and of over 16 KiB, leaves out of the caller's pages; 0: "\
+       "all is copied")                                                                           \
     XX("WEFT_TCP_CONGESTION", STRING, "", 0, 0,                                                   \
        "congestion control of tcp's sockets; empty: the kernel's, and reno within a host")        \
     XX("WEFT_TCP_TIMEOUT", INT, "20000", 1000, 3600000,                                           \

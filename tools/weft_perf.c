@@ -29,6 +29,18 @@ struct output {
     bool wrong;
 };
 
+/* What makes one run comparable with another. */
+static void add_options(cJSON *json, const struct perf_args *args)
+{
+    cJSON_AddStringToObject(json, "version", weft_version());
+    cJSON_AddNumberToObject(json, "depth", args->depth);
+    cJSON_AddNumberToObject(json, "threads", args->threads);
+    cJSON_AddNumberToObject(json, "conns", args->conns);
+    cJSON_AddNumberToObject(json, "progress_threads", args->progress_threads);
+    cJSON_AddBoolToObject(json, "bidir", args->bidir);
+    cJSON_AddBoolToObject(json, "small_pages", args->mem.small_pages);
+}
+
 static void begin(const struct weft_conn_info *path, const char *mem, void *user)
 {
     struct output *out = user;
@@ -43,6 +55,8 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
         fprintf(out->table, " of %" PRIu32 " conns", out->args->conns);
     if (out->args->behind)
         fprintf(out->table, ", behind %s", size_format(out->args->behind, size));
+    if (out->args->mem.small_pages)
+        fputs(", small pages", out->table);
     fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);
     if (path->why[0])
         fprintf(out->table, "path: %s\n", path->why);
@@ -113,6 +127,7 @@ static int initiate(const struct perf_args *args, const void *metadata, size_t l
                          .json = cJSON_CreateObject()};
     struct perf_sink sink = {.begin = begin, .idle = report_idle, .report = report, .user = &out};
     cJSON_AddStringToObject(out.json, "test", perf_test_name(args->test));
+    add_options(out.json, args);
     out.results = cJSON_CreateArray();
     int rc = perf_initiator(args, metadata, len, &sink);
     cJSON_AddItemToObject(out.json, "results", out.results);

@@ -4,7 +4,8 @@ import json
 import subprocess
 
 from . import proc
-from .programs import IPERF3_BLOCK, WEIGHTS_DEPTH, WEIGHTS_PIECE, Sample, Weights
+from .programs import (IPERF3_BLOCK, WEIGHTS_DEPTH, WEIGHTS_PIECE, Sample, Weights,
+                       received_by_iperf3)
 from .table import Goal, Row
 
 H0, H1 = "h0", "h1"
@@ -63,7 +64,7 @@ class Pair:
         self.notes.add(client)
         with proc.server(listener, PORT, ready=listening(H1)) as target:
             initiator = proc.Child(client)
-            received = json.loads(initiator.end())["end"]["sum_received"]
+            received = received_by_iperf3(initiator.end())
         self.expected = received["bits_per_second"] / 8e9
         cpu = initiator.cpu_s + target.cpu_s
         return Sample(self.expected, cpu / (received["bytes"] / 1e9))

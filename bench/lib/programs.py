@@ -15,7 +15,8 @@ from . import proc
 # value in the row's unit; processor seconds of both sides per GB, or None
 Sample = collections.namedtuple("Sample", "value cpu")
 
-PACKAGES = {"iperf3": "iperf3", "ucx_perftest": "ucx-utils (Debian, Ubuntu) or ucx (Fedora)"}
+PACKAGES = {"iperf3": "iperf3", "ucx_perftest": "ucx-utils (Debian, Ubuntu) or ucx (Fedora)",
+            "ip": "iproute2", "tc": "iproute2"}
 # memory in huge pages, as that of weft_perf
 UCX = {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo",
        "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
@@ -49,8 +50,8 @@ def find(name, folder, given=None):
     proc.fail(f"{given or name} not found: build Weft (bench/README.md)")
 
 
-def check_installed():
-    missing = [f"{p} not found: install {PACKAGES[p]}" for p in PACKAGES if not shutil.which(p)]
+def check_installed(*programs):
+    missing = [f"{p} not found: install {PACKAGES[p]}" for p in programs if not shutil.which(p)]
     if missing:
         proc.fail("\np2p: ".join(missing))
 
@@ -159,6 +160,14 @@ class Copy:
         return Sample(result["GBps"], result["cpu_s_per_GB"])
 
 
+def received_by_iperf3(text):
+    """Of its JSON; it says what failed there, with status 0."""
+    said = json.loads(text)
+    if "sum_received" not in said.get("end", {}):
+        raise proc.Failed(f"iperf3: {said.get('error', 'nothing was received')}")
+    return said["end"]["sum_received"]
+
+
 class Iperf3:
     def __init__(self, notes, seconds):
         self.notes, self.seconds = notes, seconds
@@ -172,8 +181,7 @@ class Iperf3:
         self.notes.add(client)
         with proc.server(listener, port) as target:
             initiator = proc.Child(client)
-            end = json.loads(initiator.end())["end"]
-        received = end["sum_received"]
+            received = received_by_iperf3(initiator.end())
         cpu = initiator.cpu_s + target.cpu_s
         return Sample(received["bits_per_second"] / 8e9, cpu / (received["bytes"] / 1e9))
 

@@ -87,7 +87,14 @@ static void check_perf(const cJSON *json, char **want)
     const int idle = cJSON_HasObjectItem(json, "idle");
     if (idle)
         check_idle(member(json, "idle", cJSON_IsObject));
-    require(cJSON_GetArraySize(json) == 4 + idle, "other members in", "the object");
+    require(*member(json, "version", cJSON_IsString)->valuestring != 0, "empty", "version");
+    static const char *const counts[] = {"depth", "threads", "conns"};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        require_positive(json, counts[i]);
+    member(json, "progress_threads", cJSON_IsNumber);
+    member(json, "bidir", cJSON_IsBool);
+    member(json, "small_pages", cJSON_IsBool);
+    require(cJSON_GetArraySize(json) == 11 + idle, "other members in", "the object");
     const cJSON *r, *results = member(json, "results", cJSON_IsArray);
     require(cJSON_GetArraySize(results) == atoi(want[3]), "number of results is not", want[3]);
     cJSON_ArrayForEach(r, results) check_result(r);
