@@ -103,6 +103,7 @@ static void read_settings(struct tcp_nic *nic)
     nic->nsocks = (uint32_t)weft_config_int("WEFT_TCP_SOCKETS");
     nic->chunk = (uint32_t)weft_config_int("WEFT_TCP_CHUNK");
     nic->sndbuf = (int)weft_config_int("WEFT_TCP_SNDBUF");
+    nic->sndbuf_most = nic->sndbuf ? 0 : tcp_out_most();
     nic->rcvbuf = (int)weft_config_int("WEFT_TCP_RCVBUF");
     nic->zerocopy = (uint64_t)weft_config_int("WEFT_TCP_ZEROCOPY");
     if (nic->zerocopy && nic->zerocopy <= TCP_BULK_MIN) /* the peer does not count shorter frames of every kind */

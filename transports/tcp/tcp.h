@@ -170,7 +170,8 @@ struct tcp_sock {
     struct tcp_buf *out;
     uint64_t sent, staged;     /* bytes of the stream */
     uint64_t fit_sent, fit_at; /* sent, and when, as its buffer was last looked at */
-    int fit_size;              /* what it was given; 0: nothing yet */
+    uint64_t fit_rate;         /* bytes per microsecond, smoothed */
+    int fit_size;              /* what it was given; 0: it is the kernel's */
     uint8_t fits;              /* how often in a row it was as it should be */
     uint32_t splice_first, nsplices;
     struct tcp_flight *flight; /* ring of `window` */
@@ -241,6 +242,7 @@ struct tcp_nic {
     /* settings */
     uint32_t nsocks, chunk;
     int sndbuf, rcvbuf;
+    int sndbuf_most; /* that a socket is fitted to; 0: none is */
     uint64_t zerocopy; /* payload of this length and more is lent to the kernel; 0: none is */
     char near[TCP_CONGESTION_MAX], far[TCP_CONGESTION_MAX]; /* congestion control within this host, and beyond */
     int64_t timeout; /* ms of silence after which a peer is dead */
@@ -383,6 +385,8 @@ void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_c
 /* A frame of op with payload that the peer will count. */
 void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame);
 /* Send up to so many bytes, or until the socket is full. Returns bytes sent. */
+/* The largest send buffer that this system lets a program ask for (net.core.wmem_max), up to what is ever asked for. */
+int tcp_out_most(void);
 uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit);
 void tcp_out_drop(struct tcp_sock *sock);
 

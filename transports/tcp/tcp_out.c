@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 /* Bytes between looks at a socket's buffer: so many at first, twice as many after each that found it as it should be. */
 #define FIT_EVERY ((uint64_t)1 << 20)
@@ -20,6 +21,14 @@
 #define FIT_MOST (4 << 20)
 /* Longest round trip, in microseconds, on which buffers are fitted. */
 #define FIT_MAX_RTT_US 1000
+/* One within a host: what the system's bound allows will do there. */
+#define FIT_NEAR_RTT_US 20
+/* Of what the rate was, so much is taken from the last look: what goes out between two of them comes in bursts. */
+#define FIT_SHARE 4
+#ifndef SO_BUF_LOCK /* Linux 5.14 */
+#define SO_BUF_LOCK 72
+#define SOCK_RCVBUF_LOCK 2
+#endif
 
 /* --- pieces ------------------------------------------------------------------------------------ */
 
@@ -336,17 +345,42 @@ static ssize_t send_some(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
     return tcp_lend(sock, limit, want, &n) ? n : send_mixed(sock, limit, want);
 }
 
-/* Bytes that the buffer should have, or 0: leave it to the kernel. */
-static int fitting(const struct tcp_sock *sock, uint64_t rate)
+int tcp_out_most(void)
+{
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), size = FIT_MOST;
+    socklen_t len = sizeof(size);
+    if (fd < 0)
+        return 0;
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &len) < 0)
+        size = 0;
+    close(fd);
+    return size / 2; /* socket(7): the kernel doubles it */
+}
+
+/* Bytes that the buffer should have, or 0: leave it to the kernel, which goes beyond what it lets a program ask for. */
+static int fitting(const struct tcp_sock *sock)
 {
     const struct tcp_nic *nic = tcp_nic_of(sock->link);
     struct tcp_info info = {0};
     socklen_t len = sizeof(info);
-    if (nic->sndbuf || getsockopt(sock->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||
+    if (getsockopt(sock->fd, IPPROTO_TCP, TCP_INFO, &info, &len) < 0 ||
         info.tcpi_min_rtt > FIT_MAX_RTT_US)
         return 0;
-    uint64_t want = (nic->zerocopy ? FIT_LEAST_LENT : FIT_LEAST) + 2 * rate * info.tcpi_min_rtt;
-    return want < FIT_MOST ? (int)want : FIT_MOST;
+    uint64_t want =
+        (nic->zerocopy ? FIT_LEAST_LENT : FIT_LEAST) + 2 * sock->fit_rate * info.tcpi_min_rtt;
+    if (want > FIT_MOST)
+        want = FIT_MOST;
+    if (want > (uint64_t)nic->sndbuf_most)
+        return info.tcpi_min_rtt <= FIT_NEAR_RTT_US ? nic->sndbuf_most : 0;
+    return (int)want;
+}
+
+/* It has been set, which ends the kernel's own growth. */
+static void let_grow(struct tcp_sock *sock)
+{
+    int locked = tcp_nic_of(sock->link)->rcvbuf ? SOCK_RCVBUF_LOCK : 0;
+    setsockopt(sock->fd, SOL_SOCKET, SO_BUF_LOCK, &locked, sizeof(locked));
 }
 
 /*
@@ -359,19 +393,22 @@ static int fitting(const struct tcp_sock *sock, uint64_t rate)
 static void fit_buffer(struct tcp_sock *sock)
 {
     uint64_t now = weft_now(), took = (now - sock->fit_at) / 1000 + 1;
-    uint64_t rate = (sock->sent - sock->fit_sent) / took; /* bytes per microsecond */
-    if (sock->fit_at == 0)
-        rate = 0;
+    uint64_t rate = (sock->sent - sock->fit_sent) / took;
+    if (sock->fit_at)
+        sock->fit_rate = sock->fit_rate - sock->fit_rate / FIT_SHARE + rate / FIT_SHARE;
     sock->fit_sent = sock->sent;
     sock->fit_at = now;
-    int size = fitting(sock, rate), off = size - sock->fit_size;
-    if (size == 0 || (off < 0 ? -off : off) <= sock->fit_size / 8) {
+    int size = fitting(sock), off = size - sock->fit_size;
+    if ((off < 0 ? -off : off) <= sock->fit_size / 4) {
         sock->fits += sock->fits < FIT_DOUBLINGS;
         return;
     }
     sock->fit_size = size;
     sock->fits = 0;
-    setsockopt(sock->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    if (size)
+        setsockopt(sock->fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+    else
+        let_grow(sock);
 }
 
 uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
@@ -390,7 +427,8 @@ uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit)
             sock->unproven = true;
             tcp_nic_of(sock->link)->nunproven++;
         }
-        if (sock->sent - sock->fit_sent >= FIT_EVERY << sock->fits)
+        if (sock->sent - sock->fit_sent >= FIT_EVERY << sock->fits &&
+            tcp_nic_of(sock->link)->sndbuf_most)
             fit_buffer(sock);
         sum += n > 0 ? (uint64_t)n : 0;
         if ((n < 0 || (uint64_t)n < want) && !sock_block(sock))
