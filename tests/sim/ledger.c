@@ -477,6 +477,9 @@ void note_arrived(struct actor *actor, const struct weft_notif *notif)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
+#define SHORT_MOST 64 /* bytes of a notification that is never fetched, but where WEFT_EAGER is 0 */
+#define FETCH_MOST (20 * (uint64_t)SIM_MS) /* after its sender has given up */
+
 static bool reads_all(const struct end *end)
 {
     return end->other && !end->other->actor->blind && !end->other->actor->proc->dying;
@@ -486,9 +489,10 @@ static bool reads_all(const struct end *end)
  * for a while where the sender has given up. */
 static bool was_under_way(const struct msg *m, uint64_t drained)
 {
-    if (m->received || m->ended >= drained)
-        return !m->received;
-    return m->fate == FATE_PENDING || (m->fate == FATE_FAILED && m->ended);
+    if (m->received || m->len <= SHORT_MOST)
+        return false;
+    bool gave_up = m->fate == FATE_FAILED && m->ended && m->ended + FETCH_MOST >= drained;
+    return m->fate == FATE_PENDING || m->ended >= drained || gave_up;
 }
 
 /* One of these may have been before msg in the reader's queue then, and held it up. */

@@ -69,7 +69,9 @@ void sim_env_make(struct sim_proc *proc)
     env_int(proc, "WEFT_LOCAL_CMA", sim_pick(2));
     env_int(proc, "WEFT_TCP_TIMEOUT", ONE_OF(1000, 5000));
     env_int(proc, "WEFT_CANCEL_GRACE", ONE_OF(0, 20, 1000));
-    if (!sim.plan.calm)
+    if (!sim.plan.calm) { /* who waits for room in a queue may be waited for by who is to read it */
         env_int(proc, "WEFT_BACKLOG", ONE_OF(1, 128));
+        env_int(proc, "WEFT_NOTIFY_QUEUE", ONE_OF(65536, 1 << 20));
+    }
     env_fault(proc);
 }
