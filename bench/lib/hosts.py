@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weft and iperf3 between two network namespaces, h0 and h1, that somebody has joined."""
 import json
+import os
 import subprocess
 
 from . import proc
@@ -8,7 +9,7 @@ from .programs import (IPERF3_BLOCK, WEIGHTS_DEPTH, WEIGHTS_PIECE, Sample, Weigh
                        received_by_iperf3)
 from .table import Goal, Row
 
-H0, H1 = "h0", "h1"
+H0, H1 = "h0", "h1"  # in the machine of tests/vm/run, and in the reports
 TARGET = "10.77.0.2"
 SIZE = 1 << 20
 PORT = 11177
@@ -18,9 +19,14 @@ def inside(host, command):
     return ["ip", "netns", "exec", host] + command
 
 
+def rename():
+    """Namespaces of this process: those of others stay as they are."""
+    global H0, H1
+    H0, H1 = (f"weft-{os.getpid()}-{host}" for host in (H0, H1))
+
+
 def make_shaped(shape):
     """Two namespaces and a wire, each end of which sends as tc's words say."""
-    remove()  # of a run that was killed
     for host in (H0, H1):
         subprocess.run(["ip", "netns", "add", host], check=True)
     subprocess.run(["ip", "link", "add", "w0", "netns", H0, "type", "veth", "peer", "name", "w1",
@@ -54,6 +60,9 @@ class Pair:
     def __init__(self, notes, program, seconds, *options):
         self.notes, self.program, self.seconds = notes, program, seconds
         self.options = options
+
+    def note(self, command):
+        self.notes.add([re.sub(r"^weft-\d+-", "", word) for word in command])
         self.expected = 0  # GB/s, of the last iperf3
 
     def iperf3(self, sockets):

@@ -28,7 +28,7 @@ def team(n):
     return f"{n} sockets, a thread each"
 
 
-# Shapes of plain sockets: how many, threads a side. Send buffers are those that Weft fits on such a path.
+# Shapes of plain sockets: how many, threads a side. Send buffers are those that Weft fits on such a path where it copies.
 ONE, TWO, ONE_FEW = "1 socket, 1 thread", "2 sockets, 1 thread", f"1 socket, 1 thread, {FEW} under way"
 ONE_SMALL = f"{ONE}, small pages"
 BARE = {

@@ -66,6 +66,7 @@ class Notes:
         words = [f"{k}={v}" for k, v in (env or {}).items()]
         words += [os.path.basename(command[0])] + command[1:]
         line = re.sub(r"(-p) \d+", r"\1 PORT", " ".join(words)).replace(proc.TOP + os.sep, "")
+        line = re.sub(r"\bweft-\d+-(h[01])\b", r"\1", line)  # namespaces of a run
         if command[0] == "ip":  # their number follows the speed
             line = re.sub(r"(--iters) \d+", r"\1 N", line)
         if line not in self.commands:
@@ -320,8 +321,8 @@ class Weights:
                 before = proc.cpu_of(server.process.pid)
                 command = [program, "pull", address, *to, "--transport", transport, "--no-compare",
                            *options]
-                self.notes.add(serve[:2] + ["DIR"] + serve[3:])
-                self.notes.add(command[:2] + ["HOST:PORT", *("DEST" for _ in to)] +
+                self.notes.add(self.serve_words + serve[:2] + ["DIR"] + serve[3:])
+                self.notes.add(self.pull_words + command[:2] + ["HOST:PORT", *("DEST" for _ in to)] +
                                command[3 + len(to):])
                 client = proc.Child(self.pull_words + command)
                 text = client.end()

@@ -76,7 +76,7 @@ class Samples:
     """{row: {program: [[value, cpu, others, state, round], ...]}}, kept in a file between runs if there is one."""
 
     def __init__(self, path):
-        self.path, self.rows = path, {}
+        self.path, self.rows, self.wanted = path, {}, []
         if path and os.path.exists(path):
             with open(path, encoding="utf-8") as f:
                 self.rows = json.load(f)
@@ -86,6 +86,15 @@ class Samples:
         if self.path:
             with open(self.path, "w", encoding="utf-8") as f:
                 json.dump(self.rows, f)
+
+    def want(self, row, who):
+        """It is to be measured in this run."""
+        if (row, who) not in self.wanted:
+            self.wanted.append((row, who))
+
+    def unmeasured(self):
+        """What was to be measured and has no sample."""
+        return [what for what in self.wanted if not self.has(what)]
 
     def has(self, what):
         row, who = what
@@ -156,6 +165,7 @@ def measure(rows, rounds, samples, probe=lambda: 0):
             for who, run in row.programs.items():
                 print(f"\r\033[Kround {r + 1} of {rounds}: {row.name}, {who}", end="",
                       file=sys.stderr, flush=True)
+                samples.want(row.name, who)
                 try:
                     got = take(run, probe)
                 except proc.Failed as why:
@@ -163,6 +173,13 @@ def measure(rows, rounds, samples, probe=lambda: 0):
                     continue
                 samples.add(row.name, who, *got, r)
     print("\r\033[K", end="", file=sys.stderr)
+
+
+def check(samples):
+    """Ends the program with status 1 if something that was to be measured was not."""
+    missing = samples.unmeasured()
+    if missing:
+        proc.fail("no sample of " + "; ".join(f"{row}, {who}" for row, who in missing))
 
 
 def medians(samples, what, digits, unit):
@@ -205,6 +222,8 @@ def markdown(rows, goals, samples):
         verdicts = goal.judge(samples)
         if verdicts:
             lines.append(goal_line(goal, verdicts, samples.names()))
+        elif goal.weft in samples.unmeasured():
+            lines.append(f"| {goal.text} | not measured | **missed** |")
     return lines
 
 

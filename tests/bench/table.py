@@ -134,6 +134,18 @@ class Lines(unittest.TestCase):
         got = samples(weft=[(3, SLOW)], peer=[(10, FAST), (4, SLOW)])
         self.assertIn("| goal | 0.75 x slow | **missed** |", table.markdown([], [goal()], got))
 
+    def test_what_failed_is_missed_and_ends_the_run(self):
+        def fail():
+            raise table.proc.Failed("no pull")
+        got = samples(peer=[(10, FAST)])
+        with unittest.mock.patch.object(table.proc, "Meter"), unittest.mock.patch("sys.stderr"):
+            table.measure([table.Row("row", "GB/s", {"weft": fail})], 1, got)
+            self.assertIn("| goal | not measured | **missed** |", table.markdown([], [goal()], got))
+            with self.assertRaises(SystemExit) as end:
+                table.check(got)
+        self.assertIn("row, weft", str(end.exception))
+        table.check(samples(weft=[(3, FAST)]))
+
     def test_one_state_has_no_name(self):
         got = samples(weft=[(3, FAST)], peer=[(4, FAST)])
         self.assertIn("| goal | 0.75 x | **missed** |", table.markdown([], [goal()], got))

@@ -104,32 +104,44 @@ static void small_and_large_keep_their_order(void **state)
     free(bytes);
 }
 
-/* The queue holds as much as its limit; the sender waits, nothing is lost. */
-static void a_full_queue_makes_the_sender_wait(void **state)
+/* The queue holds as much as its limit; the sender of n notifications waits, nothing is lost. */
+static void fill_queue(uint64_t n, size_t len)
 {
-    (void)state;
     weft_config_set("WEFT_NOTIFY_QUEUE", "65536");
     weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
     weft_config_set("WEFT_NOTIFY_QUEUE", NULL);
     weft_conn_t conn, other;
-    enum { N = 200, LEN = 5000 };
-    char bytes[LEN];
+    char *bytes = malloc(len);
     duo_join(a, b, &conn, &other);
-    for (uint64_t i = 0; i < N; i++) {
-        test_fill(bytes, LEN, i, 0);
+    for (uint64_t i = 0; i < n; i++) {
+        test_fill(bytes, len, i, 0);
         WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
-                                          .notify_len = LEN), NULL));
+                                          .notify_len = len), NULL));
     }
     test_sleep_ms(20);
-    for (uint64_t i = 0; i < N; i++) {
-        struct weft_notif n;
-        WEFT_OK(weft_endpoint_notif(b, T, &n));
-        assert_int_equal(n.len, LEN);
-        CHECK(test_differs(n.data, LEN, i, 0) < 0, "notification %" PRIu64 " is wrong", i);
-        weft_notif_free(&n);
+    for (uint64_t i = 0; i < n; i++) {
+        struct weft_notif got;
+        WEFT_OK(weft_endpoint_notif(b, T, &got));
+        assert_int_equal(got.len, len);
+        CHECK(test_differs(got.data, len, i, 0) < 0, "notification %" PRIu64 " is wrong", i);
+        weft_notif_free(&got);
     }
+    free(bytes);
     WEFT_OK(weft_endpoint_close(a));
     WEFT_OK(weft_endpoint_close(b));
+}
+
+static void a_full_queue_makes_the_sender_wait(void **state)
+{
+    (void)state;
+    fill_queue(200, 5000);
+}
+
+/* Long ones are fetched as there is room. */
+static void a_full_queue_makes_long_ones_wait(void **state)
+{
+    (void)state;
+    fill_queue(20, 30000);
 }
 
 /* --- after the data ------------------------------------------------------------------------ */
@@ -304,6 +316,7 @@ int main(void)
         IN_BOTH(many_come_in_the_order_sent),
         IN_BOTH(small_and_large_keep_their_order),
         cmocka_unit_test(a_full_queue_makes_the_sender_wait),
+        cmocka_unit_test(a_full_queue_makes_long_ones_wait),
         IN_BOTH(a_write_announces_its_data),
         IN_BOTH(a_list_of_writes_announces_all_its_data),
         IN_BOTH(a_long_and_a_short_piece),
