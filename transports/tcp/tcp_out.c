@@ -27,6 +27,8 @@
 #define FIT_SHARE 4
 #ifndef SO_BUF_LOCK /* Linux 5.14 */
 #define SO_BUF_LOCK 72
+#endif
+#ifndef SOCK_RCVBUF_LOCK
 #define SOCK_RCVBUF_LOCK 2
 #endif
 
