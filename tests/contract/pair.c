@@ -115,6 +115,14 @@ int pair_setup(void **state)
     return setup(state, false);
 }
 
+int pair_setup_with(void **state, const char *setting, const char *value)
+{
+    weft_config_set(setting, value);
+    int rc = pair_setup(state);
+    weft_config_set(setting, NULL);
+    return rc;
+}
+
 int pair_setup_processes(void **state)
 {
     return setup(state, true);

@@ -139,6 +139,8 @@ struct link_state {
 
 /* cmocka fixtures: a pair with one link; *state is it. */
 int pair_setup(void **state);
+/* ... of nics that are opened with a setting; it is as before afterwards. */
+int pair_setup_with(void **state, const char *setting, const char *value);
 int pair_setup_processes(void **state);
 int pair_teardown(void **state);
 /* For tests that kill side B: closes side A alone. */

@@ -128,10 +128,8 @@ static int open_pipes(void)
 
 static int setup_copying(void **state)
 {
-    weft_config_set("WEFT_TCP_ZEROCOPY", "0");
-    int rc = setup(state);
-    weft_config_set("WEFT_TCP_ZEROCOPY", NULL);
-    return rc;
+    reset_faults(NULL);
+    return pair_setup_with(state, "WEFT_TCP_ZEROCOPY", "0");
 }
 
 static int setup_small(void **state)

@@ -351,8 +351,11 @@ int tcp_out_most(void)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), size = FIT_MOST;
     socklen_t len = sizeof(size);
-    if (fd < 0)
+    if (fd < 0) {
+        weft_log(WEFT_LOG_DEBUG, "tcp", "send buffers are the kernel's: no socket to ask for their bound: %s",
+                 weft_strerror(-errno));
         return 0;
+    }
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
     if (getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, &len) < 0)
         size = 0;
