@@ -5,11 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+void rig_fill(uint8_t *guarded, uint32_t len)
+{
+    memset(guarded, RIG_FILL, RIG_GUARD + len + RIG_GUARD);
+}
+
 uint8_t *rig_memory(uint32_t len)
 {
     void *guarded;
     FUZZ_CHECK(posix_memalign(&guarded, 64, RIG_GUARD + len + RIG_GUARD) == 0);
-    memset(guarded, RIG_FILL, RIG_GUARD + len + RIG_GUARD);
+    rig_fill(guarded, len);
     return guarded;
 }
 

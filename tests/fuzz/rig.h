@@ -45,6 +45,8 @@ struct rig {
 
 /* Memory of len bytes, with guards; where they begin. */
 uint8_t *rig_memory(uint32_t len);
+/* As it was at first. */
+void rig_fill(uint8_t *guarded, uint32_t len);
 bool rig_untouched(const uint8_t *guarded, uint32_t len);
 
 /* Once for a process. len: of the registered memory; max_recv: of a message that may come. */

@@ -70,7 +70,7 @@ static void connect_link(struct run *run, const void *address, size_t len)
     FUZZ_CHECK(rc < 0 || run->done || !run->keyed || all_proven(run));
     run->done = run->done || rc == 0;
     int fd;
-    while ((fd = fuzz_net_take()) >= 0 && run->nfds < FDS)
+    while (run->nfds < FDS && (fd = fuzz_net_take()) >= 0)
         run->fds[run->nfds++] = fd;
 }
 
