@@ -499,6 +499,8 @@ static ssize_t receive(struct tcp_sock *sock, bool *drained)
         direct = payload_pieces(rx, iov, TCP_IOV - 1, &niov);
     if (direct > 0)
         tail = direct < rx->rest ? 0 : DIRECT_TAIL;
+    else if (sock->index > 0 && rx->rest == 0 && buf->tail == 0) /* only what is long comes here: its head, the rest in place */
+        tail = DIRECT_TAIL;
     if (tail > 0)
         iov[niov++] = (struct iovec){buf->data + buf->tail, tail};
     ssize_t n = receive_iov(sock->fd, iov, niov);
