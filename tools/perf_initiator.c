@@ -308,6 +308,7 @@ static struct perf_result summarize(struct initiator *in, const struct perf_run 
     return (struct perf_result){
         .bytes = run->layout.bytes,
         .iovs = run->layout.iovs,
+        .depth = run->pingpong ? 1 : run->layout.slots,
         .iters = run->iters,
         .gbps = bytes / wall_ns,
         .mops = ops / wall_ns * 1e3,

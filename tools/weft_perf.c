@@ -48,8 +48,8 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
     cJSON_AddStringToObject(out->json, "path", path->path);
     cJSON_AddStringToObject(out->json, "mem", mem);
     snprintf(out->transport, sizeof out->transport, "%s", path->transport);
-    fprintf(out->table, "%s over %s, %s memory, depth %" PRIu32 ", %" PRIu32 " thread%s",
-            perf_test_name(out->args->test), path->path, mem, out->args->depth, out->args->threads,
+    fprintf(out->table, "%s over %s, %s memory, %" PRIu32 " thread%s",
+            perf_test_name(out->args->test), path->path, mem, out->args->threads,
             out->args->threads > 1 ? "s" : "");
     if (out->args->conns > 1)
         fprintf(out->table, " of %" PRIu32 " conns", out->args->conns);
@@ -60,7 +60,7 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
     fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);
     if (path->why[0])
         fprintf(out->table, "path: %s\n", path->why);
-    fprintf(out->table, "%10s %6s %11s %10s %10s %11s %11s %9s  %s\n", "bytes", "iovs", "iters",
+    fprintf(out->table, "%10s %6s %6s %11s %10s %10s %11s %11s %9s  %s\n", "bytes", "iovs", "depth", "iters",
             "GB/s", "Mops", "p50 us", "p99 us", "CPU s/GB", "path");
     fflush(out->table);
 }
@@ -88,6 +88,7 @@ static void add_json(struct output *out, const struct perf_result *r)
     cJSON *row = cJSON_CreateObject();
     cJSON_AddNumberToObject(row, "bytes", (double)r->bytes);
     cJSON_AddNumberToObject(row, "iovs", r->iovs);
+    cJSON_AddNumberToObject(row, "depth", r->depth);
     cJSON_AddNumberToObject(row, "iters", (double)r->iters);
     cJSON_AddNumberToObject(row, "GBps", r->gbps);
     cJSON_AddNumberToObject(row, "Mops", r->mops);
@@ -112,8 +113,8 @@ static void report(const struct perf_result *r, void *user)
     char size[SIZE_TEXT_MAX], cpu[32] = "-";
     if (r->cpu_s_per_gb >= 0)
         snprintf(cpu, sizeof cpu, "%.3f", r->cpu_s_per_gb);
-    fprintf(out->table, "%10s %6" PRIu32 " %11" PRIu64 " %10.4f %10.4f %11.2f %11.2f %9s  %s%s\n",
-            size_format(r->bytes, size), r->iovs, r->iters, r->gbps, r->mops, r->p50_us, r->p99_us,
+    fprintf(out->table, "%10s %6" PRIu32 " %6" PRIu32 " %11" PRIu64 " %10.4f %10.4f %11.2f %11.2f %9s  %s%s\n",
+            size_format(r->bytes, size), r->iovs, r->depth, r->iters, r->gbps, r->mops, r->p50_us, r->p99_us,
             cpu, out->transport, r->verified == 0 ? "  WRONG DATA" : "");
     fflush(out->table);
     add_json(out, r);

@@ -53,15 +53,19 @@ static void require_positive(const cJSON *object, const char *name)
 
 static void check_result(const cJSON *r)
 {
-    static const char *const positive[] = {"bytes", "iovs",   "iters",  "GBps",
+    static const char *const positive[] = {"bytes", "iovs",   "depth",  "iters",       "GBps",
                                            "Mops",  "p50_us", "p99_us", "cpu_s_per_GB"};
     for (size_t i = 0; i < sizeof positive / sizeof *positive; i++)
         require_positive(r, positive[i]);
+    double depth = member(r, "depth", cJSON_IsNumber)->valuedouble;
+    double most = 268435456 / member(r, "bytes", cJSON_IsNumber)->valuedouble;
+    most /= member(r, "iovs", cJSON_IsNumber)->valuedouble;
+    require(depth == 1 || depth <= most, "more than 256 MiB", "depth");
     require(cJSON_IsTrue(member(r, "verified", cJSON_IsBool)), "is false", "verified");
     const int behind = cJSON_HasObjectItem(r, "behind_GBps");
     if (behind)
         require_positive(r, "behind_GBps");
-    require(cJSON_GetArraySize(r) == 9 + behind, "other members in", "results[]");
+    require(cJSON_GetArraySize(r) == 10 + behind, "other members in", "results[]");
     double p50 = member(r, "p50_us", cJSON_IsNumber)->valuedouble;
     require(member(r, "p99_us", cJSON_IsNumber)->valuedouble >= p50, "below p50_us", "p99_us");
 }
