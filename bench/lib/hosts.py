@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weft and iperf3 between two network namespaces, h0 and h1, that somebody has joined."""
+"""Weft and iperf3 between two network namespaces."""
 import json
 import os
 import subprocess
@@ -9,7 +9,6 @@ from .programs import (IPERF3_BLOCK, WEIGHTS_DEPTH, WEIGHTS_PIECE, Sample, Weigh
                        received_by_iperf3)
 from .table import Goal, Row
 
-H0, H1 = "h0", "h1"  # in the machine of tests/vm/run, and in the reports
 TARGET = "10.77.0.2"
 SIZE = 1 << 20
 PORT = 11177
@@ -19,30 +18,30 @@ def inside(host, command):
     return ["ip", "netns", "exec", host] + command
 
 
-def rename():
-    """Namespaces of this process: those of others stay as they are."""
-    global H0, H1
-    H0, H1 = (f"weft-{os.getpid()}-{host}" for host in (H0, H1))
+class Hosts:
+    """The namespaces. By default those of tests/vm/run, which joins them; make() makes others, of this process."""
 
+    def __init__(self):
+        self.near, self.far = "h0", "h1"
 
-def make_shaped(shape):
-    """Two namespaces and a wire, each end of which sends as tc's words say."""
-    for host in (H0, H1):
-        subprocess.run(["ip", "netns", "add", host], check=True)
-    subprocess.run(["ip", "link", "add", "w0", "netns", H0, "type", "veth", "peer", "name", "w1",
-                    "netns", H1], check=True)
-    for i, host in enumerate((H0, H1)):
-        for words in (["link", "set", "lo", "up"],
-                      ["addr", "add", f"10.77.0.{i + 1}/24", "dev", f"w{i}"],
-                      ["link", "set", f"w{i}", "up"]):
-            subprocess.run(["ip", "-n", host] + words, check=True)
-        subprocess.run(inside(host, ["tc", "qdisc", "add", "dev", f"w{i}", "root"] + shape),
-                       check=True)
+    def make(self, shape):
+        """With a wire, each end of which sends as tc's words say."""
+        self.near, self.far = (f"weft-{os.getpid()}-{host}" for host in ("h0", "h1"))
+        for host in (self.near, self.far):
+            subprocess.run(["ip", "netns", "add", host], check=True)
+        subprocess.run(["ip", "link", "add", "w0", "netns", self.near, "type", "veth", "peer", "name", "w1",
+                        "netns", self.far], check=True)
+        for i, host in enumerate((self.near, self.far)):
+            for words in (["link", "set", "lo", "up"],
+                          ["addr", "add", f"10.77.0.{i + 1}/24", "dev", f"w{i}"],
+                          ["link", "set", f"w{i}", "up"]):
+                subprocess.run(["ip", "-n", host] + words, check=True)
+            subprocess.run(inside(host, ["tc", "qdisc", "add", "dev", f"w{i}", "root"] + shape),
+                           check=True)
 
-
-def remove():
-    for host in (H0, H1):
-        subprocess.run(["ip", "netns", "del", host], check=False, stderr=subprocess.DEVNULL)
+    def remove(self):
+        for host in (self.near, self.far):
+            subprocess.run(["ip", "netns", "del", host], check=False, stderr=subprocess.DEVNULL)
 
 
 def listening(host):
@@ -55,23 +54,21 @@ def listening(host):
 
 
 class Pair:
-    """options: of weft_perf, on both sides."""
+    """weft_perf and iperf3 on both hosts. options: of weft_perf."""
 
-    def __init__(self, notes, program, seconds, *options):
-        self.notes, self.program, self.seconds = notes, program, seconds
+    def __init__(self, hosts, notes, program, seconds, *options):
+        self.hosts, self.notes, self.program, self.seconds = hosts, notes, program, seconds
         self.options = options
-
-    def note(self, command):
-        self.notes.add([re.sub(r"^weft-\d+-", "", word) for word in command])
         self.expected = 0  # GB/s, of the last iperf3
 
     def iperf3(self, sockets):
-        listener = inside(H1, ["iperf3", "-s", "-1", "-p", str(PORT)])
-        client = inside(H0, ["iperf3", "-c", TARGET, "-p", str(PORT), "-l", str(IPERF3_BLOCK), "-t",
-                             str(self.seconds), "-P", str(sockets), "-J"])
+        near, far = self.hosts.near, self.hosts.far
+        listener = inside(far, ["iperf3", "-s", "-1", "-p", str(PORT)])
+        client = inside(near, ["iperf3", "-c", TARGET, "-p", str(PORT), "-l", str(IPERF3_BLOCK), "-t",
+                               str(self.seconds), "-P", str(sockets), "-J"])
         self.notes.add(listener)
         self.notes.add(client)
-        with proc.server(listener, PORT, ready=listening(H1)) as target:
+        with proc.server(listener, PORT, ready=listening(far)) as target:
             initiator = proc.Child(client)
             received = received_by_iperf3(initiator.end())
         self.expected = received["bits_per_second"] / 8e9
@@ -82,12 +79,13 @@ class Pair:
         """As many operations as iperf3 would move in its time."""
         iters = max(64, int((self.expected or 1) * 1e9 * self.seconds / size))
         options = [test, "--transport", "tcp", *self.options]
-        listener = inside(H1, [self.program, *options, "--listen", f"{TARGET}:{PORT}"])
-        client = inside(H0, [self.program, *options, "--connect", f"{TARGET}:{PORT}", "--sizes",
-                             str(size), "--iters", str(iters), *more, "--json", "-"])
+        near, far = self.hosts.near, self.hosts.far
+        listener = inside(far, [self.program, *options, "--listen", f"{TARGET}:{PORT}"])
+        client = inside(near, [self.program, *options, "--connect", f"{TARGET}:{PORT}", "--sizes",
+                               str(size), "--iters", str(iters), *more, "--json", "-"])
         self.notes.add(listener)
         self.notes.add(client)
-        with proc.server(listener, PORT, ready=listening(H1)):
+        with proc.server(listener, PORT, ready=listening(far)):
             result = json.loads(proc.output(client))["results"][0]
         if result["verified"] is not True:
             raise proc.Failed("bytes arrived wrong")
@@ -108,7 +106,8 @@ READ, PULL = "weft_perf read", "weights pull"
 
 def weights_rows(pair, place):
     """A pull of files, beside reads of as many bytes under way as it has."""
-    weights = Weights(pair.notes, place, inside(H1, []), inside(H0, []), f"{TARGET}:0")
+    near, far = pair.hosts.near, pair.hosts.far
+    weights = Weights(pair.notes, pair.program, place, inside(far, []), inside(near, []), f"{TARGET}:0")
     depth = ("--depth", str(WEIGHTS_DEPTH))
     yield Row(WEIGHTS, "GB/s", {
         READ: lambda: pair.weft("read", WEIGHTS_PIECE, *depth),

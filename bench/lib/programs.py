@@ -50,6 +50,11 @@ def find(name, folder, given=None):
     proc.fail(f"{given or name} not found: build Weft (bench/README.md)")
 
 
+def beside(perf, name, folder):
+    """Another program of the build that weft_perf is from."""
+    return find(name, folder, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(perf))), folder, name))
+
+
 def check_installed(*programs):
     missing = [f"{p} not found: install {PACKAGES[p]}" for p in programs if not shutil.which(p)]
     if missing:
@@ -265,11 +270,11 @@ def weights_threads():
 
 
 class Weights:
-    """examples/weights: files made once, served by one process and pulled by another. serve_words, pull_words: what goes
+    """examples/weights, of the build of weft_perf: files made once, served by one process and pulled by another. serve_words, pull_words: what goes
     before their commands, if they run elsewhere; listen: where."""
 
-    def __init__(self, notes, place, serve_words=(), pull_words=(), listen=None):
-        self.notes, self.place = notes, place
+    def __init__(self, notes, perf, place, serve_words=(), pull_words=(), listen=None):
+        self.notes, self.perf, self.place = notes, perf, place
         self.serve_words, self.pull_words = list(serve_words), list(pull_words)
         self.listen = ["--listen", listen] if listen else []
         self.cpu = {}  # of what a pull into files is made of: s/GB, and the read's speed
@@ -307,7 +312,7 @@ class Weights:
 
     def pull(self, transport, *options):
         """Until the last byte is in its place; options as of weights pull."""
-        program = find("weights", "examples")
+        program = beside(self.perf, "weights", "examples")
         with tempfile.TemporaryDirectory(dir=self.place) as work:
             files, dest = os.path.join(work, "files"), os.path.join(work, "dest")
             make_files(files)
