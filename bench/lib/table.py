@@ -49,15 +49,16 @@ class Goal:
         self.others, self.best = others or [], best
 
     def judge(self, samples):
-        """[(state, what was measured, is it met), ...], one for each state in which it was."""
-        out = []
-        for state in samples.states():
-            values = self.values(samples, state)
-            if values:
-                value = statistics.median(values)
-                met = value >= self.factor if self.sense == ">=" else value <= self.factor
-                out.append((state, f"{value:.2f} {'x' if self.others else ''}".strip(), met))
-        return out
+        """[(state, what was measured, is it met), ...], one for each state in which it was. What is compared with a
+        number and was in none counts all the same, its state None."""
+        each = [(state, self.values(samples, state)) for state in samples.states()]
+        if not self.others and not any(values for _, values in each):
+            each = [(None, samples.every(self.weft))]
+        return [(state, *self.verdict(statistics.median(values))) for state, values in each if values]
+
+    def verdict(self, value):
+        met = value >= self.factor if self.sense == ">=" else value <= self.factor
+        return f"{value:.2f} {'x' if self.others else ''}".strip(), met
 
     def values(self, samples, state):
         """What was measured in this state: ratios of samples of one round, or of two near each other. Where one of
@@ -104,6 +105,11 @@ class Samples:
         """[(value, round), ...] of (row, program), those of one state."""
         row, who = what
         return [(s[0], s[4]) for s in self.rows.get(row, {}).get(who, []) if alike(s[3], state)]
+
+    def every(self, what):
+        """Values of (row, program), of whatever state."""
+        row, who = what
+        return [s[0] for s in self.rows.get(row, {}).get(who, [])]
 
     def all(self):
         return [s for p in self.rows.values() for got in p.values() for s in got]
@@ -183,8 +189,10 @@ def check(samples):
 
 
 def medians(samples, what, digits, unit):
-    """Of the fast state and of the slow one."""
+    """Of the fast state and of the slow one; of all samples if none is of a state."""
     each = [[v for v, _ in samples.values(what, state)] for state in samples.states()]
+    if not any(each):
+        each = [samples.every(what)]
     return " / ".join(f"{statistics.median(v):.{digits}f}" if v else "-" for v in each) + f" {unit}"
 
 
@@ -194,7 +202,7 @@ def row_lines(row, samples):
         if who not in got:
             yield f"| {row.name} | {who} | no sample | | | |"
             continue
-        values = [s[0] for s in got[who]]
+        values = samples.every((row.name, who))
         cpus = [s[1] for s in got[who] if s[1] is not None]
         cpu = f"{statistics.median(cpus):.3f}" if cpus else ""
         d = row.digits
@@ -207,7 +215,7 @@ def goal_line(goal, verdicts, names):
     words = ["met" if met else "**missed**" for _, _, met in verdicts]
     if len(set(words)) == 1:
         words = words[:1]
-    measured = " / ".join(f"{value} {names[state]}".strip() for state, value, _ in verdicts)
+    measured = " / ".join(f"{value} {names.get(state, '')}".strip() for state, value, _ in verdicts)
     return f"| {goal.text} | {measured} | {' / '.join(words)} |"
 
 
@@ -224,6 +232,8 @@ def markdown(rows, goals, samples):
             lines.append(goal_line(goal, verdicts, samples.names()))
         elif goal.weft in samples.unmeasured():
             lines.append(f"| {goal.text} | not measured | **missed** |")
+        elif samples.has(goal.weft):
+            lines.append(f"| {goal.text} | nothing of the same state to compare | **missed** |")
     return lines
 
 

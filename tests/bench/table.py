@@ -134,6 +134,20 @@ class Lines(unittest.TestCase):
         got = samples(weft=[(3, SLOW)], peer=[(10, FAST), (4, SLOW)])
         self.assertIn("| goal | 0.75 x slow | **missed** |", table.markdown([], [goal()], got))
 
+    def test_numbers_need_no_state(self):
+        rows = [table.Row("row", "KiB", {"weft": None})]
+        got = samples(weft=[(7, None), (5, None), (9, None)])
+        lines = table.markdown(rows, [goal("<=", 8, others=())], got)
+        self.assertIn("| row | weft | 7.00 KiB | 5.00 | 9.00 |  |", lines)
+        self.assertIn("| goal | 7.00 | met |", lines)
+        got = samples(weft=[(7, FAST), (50, None)], peer=[(1, FAST)])
+        self.assertIn("| goal | 7.00 | met |", table.markdown(rows, [goal("<=", 8, others=())], got))
+
+    def test_a_goal_does_not_vanish(self):
+        got = samples(weft=[(10, None)], peer=[(10, FAST)])
+        self.assertIn("| goal | nothing of the same state to compare | **missed** |", table.markdown([], [goal()], got))
+        self.assertEqual(table.markdown([], [goal()], samples(other=[(1, FAST)]))[-1], "|---|---|---|")
+
     def test_what_failed_is_missed_and_ends_the_run(self):
         def fail():
             raise table.proc.Failed("no pull")
