@@ -16,10 +16,12 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -369,8 +371,10 @@ static struct outcome measure(const struct shape *s, int (*fds)[MAX_SOCKETS], ui
     pid_t child = fork();
     if (child < 0)
         bare_die("fork");
-    if (child == 0)
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* it has both ends of each socket, and would spin for ever */
         exit(target_main(s, fds[1], place, ends[1]));
+    }
     close(ends[1]);
     if (read(ends[0], &ready, 1) != 1)
         bare_die("the target");
