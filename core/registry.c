@@ -428,7 +428,8 @@ int weft_transport_info(int i, struct weft_transport_info *info)
     for (int j = 0; info->usable && j < info->ndevices; j++) {
         if (weft_device_info(t->name, j, &device) == 0 && device.usable)
             return 0;
-        snprintf(info->reason, sizeof info->reason, "%s", device.reason);
+        if (j == 0) /* the one that is wanted most */
+            snprintf(info->reason, sizeof info->reason, "%s", device.reason);
     }
     info->usable = 0;
     return 0;

@@ -214,9 +214,9 @@ static void none_of(const struct efa_lib *lib, const char *provider, struct list
                  weft_config_str("WEFT_EFA_DEVICES"));
     else
         snprintf(device.reason, sizeof device.reason,
-                 "libfabric %u.%u has no device for it here, with FI_MSG, FI_RMA and "
+                 "libfabric %u.%u has no device here for provider '%s' (WEFT_EFA_PROVIDER), with FI_MSG, FI_RMA and "
                  "FI_DELIVERY_COMPLETE: %s",
-                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), lib->strerror(-rc));
+                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), provider, lib->strerror(-rc));
     add(all, &device);
 }
 
