@@ -8,7 +8,7 @@
 
 struct perf_result {
     uint64_t bytes; /* of a piece */
-    uint32_t iovs, depth; /* depth: operations under way at most */
+    uint32_t iovs, depth; /* depth: operations of a thread that may be under way */
     uint64_t iters;
     double gbps, mops, p50_us, p99_us;
     double behind_gbps;  /* of the operations that these were behind; 0: of none */

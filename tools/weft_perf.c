@@ -160,7 +160,10 @@ static int reap(pid_t child, bool failed)
         }
         usleep(1000);
     }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAILED;
+    if (WIFEXITED(status))
+        return WEXITSTATUS(status);
+    message("the target was ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    return EXIT_FAILED;
 }
 
 static int child_main(const struct perf_args *args, int fd, pid_t parent)

@@ -233,7 +233,7 @@ def markdown(rows, goals, samples):
         elif goal.weft in samples.unmeasured():
             lines.append(f"| {goal.text} | not measured | **missed** |")
         elif samples.has(goal.weft):
-            lines.append(f"| {goal.text} | nothing of the same state to compare | **missed** |")
+            lines.append(f"| {goal.text} | nothing of the same state to compare with | **missed** |")
     return lines
 
 

@@ -145,7 +145,7 @@ class Lines(unittest.TestCase):
 
     def test_a_goal_does_not_vanish(self):
         got = samples(weft=[(10, None)], peer=[(10, FAST)])
-        self.assertIn("| goal | nothing of the same state to compare | **missed** |", table.markdown([], [goal()], got))
+        self.assertIn("| goal | nothing of the same state to compare with | **missed** |", table.markdown([], [goal()], got))
         self.assertEqual(table.markdown([], [goal()], samples(other=[(1, FAST)]))[-1], "|---|---|---|")
 
     def test_what_failed_is_missed_and_ends_the_run(self):

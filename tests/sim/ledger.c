@@ -273,9 +273,10 @@ void status_check(const struct end *end, const struct op *op, int status, const 
     bool fine = false;
     if (status >= 0)
         return;
-    /* receives that no one sends to end with their conn, which may never have come up, and which the endpoint
-     * closes by itself if its program has not opened it */
-    bool reaped = status == WEFT_EHANDLE && end && !end->initiator && end->actor->passive;
+    /* receives that no one sends to end with their conn, which may never have come up, and which a passive endpoint
+     * closes by itself when the peer has gone */
+    bool reaped = status == WEFT_EHANDLE && end && !end->initiator && end->actor->passive && end->peer &&
+                  !end->peer->open;
     if (op && op->kind == WEFT_XFER_RECV && sim.leaving &&
         (status == WEFT_ECLOSED || reaped || has_conn_code(status)))
         return;

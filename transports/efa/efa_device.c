@@ -167,7 +167,7 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
     int rc = ask(lib, provider, NULL, false, &own);
     lib->freeinfo(own);
     if (rc == 0)
-        snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER=%s uses it", provider);
+        snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER='%s' uses it", provider);
     else if (!rdm)
         snprintf(reason, size, "has no reliable datagram endpoint (FI_EP_RDM)");
     else if (!(caps & FI_MSG) || !(caps & FI_RMA))
