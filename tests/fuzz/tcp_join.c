@@ -131,6 +131,8 @@ static void step(struct run *run)
         shutdown(run->fds[what % run->nfds], SHUT_RDWR);
     } else if (what < 220) {
         tcp_half_expire(nic);
+    } else if (what < 236) {
+        fuzz_net_refuse(what < 228);
     }
     poll_nic(run);
 }
@@ -179,5 +181,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     ops->link_close(run.link);
     FUZZ_CHECK(!nic->links && !nic->nhalf && !nic->ndown && !nic->nhot);
     fuzz_net_reset();
+    fuzz_net_refuse(false);
     return 0;
 }

@@ -17,10 +17,12 @@
 #define LEAST_LENT (512 * 1024)
 #define MOST (4 << 20)
 #define LOCK 72 /* SO_BUF_LOCK */
+#define RECEIVE_LOCK 2 /* SOCK_RCVBUF_LOCK */
 
 static int bound;         /* net.core.wmem_max, whatever this system has */
 static uint32_t rtt;      /* microseconds; 0: the real one */
 static int sets, unlocks; /* of connected sockets */
+static int locked;        /* what the last of these left to the program: SOCK_RCVBUF_LOCK */
 static int least_set, most_set;
 
 static bool is_connected(int fd)
@@ -42,7 +44,10 @@ int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t 
 int __wrap_setsockopt(int fd, int level, int name, const void *value, socklen_t len)
 {
     int size = level == SOL_SOCKET && name == SO_SNDBUF ? *(const int *)value : 0;
-    unlocks += level == SOL_SOCKET && name == LOCK;
+    if (level == SOL_SOCKET && name == LOCK) {
+        unlocks++;
+        locked = *(const int *)value;
+    }
     if (size && is_connected(fd))
         note(size);
     return __real_setsockopt(fd, level, name, value, len);
@@ -94,6 +99,12 @@ static int setup_copying(void **state)
 {
     begin(MOST);
     return pair_setup_with(state, "WEFT_TCP_ZEROCOPY", "0");
+}
+
+static int setup_receive(void **state)
+{
+    begin(MOST);
+    return pair_setup_with(state, "WEFT_TCP_RCVBUF", "1M");
 }
 
 static int setup_asked(void **state)
@@ -161,6 +172,18 @@ static void a_path_that_becomes_long_is_given_back(void **state)
     move(*state);
     assert_int_equal(sets, 0);
     assert_int_equal(unlocks, 1);
+    assert_int_equal(locked, 0);
+}
+
+/* What was asked for the way in is not given back with the way out. */
+static void a_receive_buffer_that_was_asked_for_stays(void **state)
+{
+    rtt = 4;
+    move(*state);
+    rtt = 5000;
+    move(*state);
+    assert_int_equal(unlocks, 1);
+    assert_int_equal(locked, RECEIVE_LOCK);
 }
 
 static void what_was_asked_for_stays(void **state)
@@ -183,6 +206,7 @@ int main(void)
         WITH(within_a_host_the_bound_will_do, setup_usual),
         WITH(on_a_long_path_it_is_the_kernels, setup),
         WITH(a_path_that_becomes_long_is_given_back, setup),
+        WITH(a_receive_buffer_that_was_asked_for_stays, setup_receive),
         WITH(what_was_asked_for_stays, setup_asked),
     };
     return PAIR_MAIN("tcp_fit", tests);

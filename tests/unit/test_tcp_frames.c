@@ -475,7 +475,7 @@ static void wrong_answers_to_a_read(void **state)
 {
     struct stranger *s = *state;
     uint8_t *into = malloc(300);
-    for (int wrong = 0; wrong < 6; wrong++) {
+    for (int wrong = 0; wrong < 7; wrong++) {
         memset(into, 0, 300);
         uint32_t call = post_read(s, into, 100);
         if (wrong == 0)
@@ -497,6 +497,14 @@ static void wrong_answers_to_a_read(void **state)
         }
         if (wrong == 5)
             stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ADDED, .id = call});
+        if (wrong == 6) { /* an end before what has been sent */
+            say_data(s, 1, call, 0, 20);
+            for (int i = 0; i < 100; i++)
+                pair_poll(&s->pair, PAIR_B);
+            stranger_say_frame(
+                s->fd[0],
+                (struct tcp_frame){.type = TCP_END, .id = call, .word = {10, TCP_CODE_KEY}});
+        }
         stranger_await_down(s, WEFT_EPROTO);
         for (int i = 100; i < 300; i++)
             assert_int_equal(into[i], 0);

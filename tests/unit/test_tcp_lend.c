@@ -24,6 +24,7 @@
 #define MOST_FDS 512
 #define MOST_PIPES 16 /* of a nic (tcp_lend.c) */
 #define SMALL 4096
+#define SCARCE_BYTES (256 * 1024) /* of tcp_lend.c */
 #define PIECES 24
 #define LATER 300 /* polls after which pipes are asked for again */
 
@@ -31,7 +32,12 @@
 
 static uint64_t lent; /* bytes that went from a pipe into a socket */
 static int resets, pipes;
-static int no_pipes, no_pages, tiny_pipes, halves; /* faults */
+static unsigned flags_seen; /* of the last splice */
+static uint64_t most_filled; /* into a pipe at once, where all that there may be are in use */
+static int no_pipes, no_pages, tiny_pipes, halves, broken, no_disconnect; /* faults */
+static int scarce_at; /* so many ends of pipes are all that there may be; 0: not looked at */
+
+static int open_pipes(void);
 
 int __real_pipe2(int fd[2], int flags);
 int __wrap_pipe2(int fd[2], int flags);
@@ -48,6 +54,11 @@ ssize_t __real_vmsplice(int fd, const struct iovec *iov, size_t niov, unsigned f
 ssize_t __wrap_vmsplice(int fd, const struct iovec *iov, size_t niov, unsigned flags);
 ssize_t __wrap_vmsplice(int fd, const struct iovec *iov, size_t niov, unsigned flags)
 {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < niov; i++)
+        sum += iov[i].iov_len;
+    if (scarce_at && sum > most_filled && open_pipes() >= scarce_at)
+        most_filled = sum;
     if (!no_pages)
         return __real_vmsplice(fd, iov, niov, flags);
     errno = EPERM;
@@ -74,8 +85,11 @@ ssize_t __wrap_splice(int fd, off64_t *from, int to, off64_t *at, size_t len, un
         errno = EINTR;
         return -1;
     }
-    ssize_t n = __real_splice(fd, from, to, at, halves && len > 1 ? len / 2 : len, flags);
+    ssize_t n = __real_splice(fd, from, to, at, (halves || broken) && len > 1 ? len / 2 : len, flags);
     lent += n > 0 ? (uint64_t)n : 0;
+    flags_seen = flags;
+    if (broken && n < (ssize_t)len) /* the end of a connection, behind bytes that it still took */
+        raise(SIGPIPE);
     return n;
 }
 
@@ -84,6 +98,10 @@ int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len);
 int __wrap_connect(int fd, const struct sockaddr *addr, socklen_t len)
 {
     resets += addr->sa_family == AF_UNSPEC;
+    if (no_disconnect && addr->sa_family == AF_UNSPEC) {
+        errno = EINVAL;
+        return -1;
+    }
     return __real_connect(fd, addr, len);
 }
 
@@ -92,7 +110,9 @@ static int reset_faults(void **state)
     (void)state;
     lent = 0;
     resets = pipes = 0;
-    no_pipes = no_pages = tiny_pipes = halves = 0;
+    no_pipes = no_pages = tiny_pipes = halves = broken = no_disconnect = 0;
+    scarce_at = 0;
+    most_filled = 0;
     return 0;
 }
 
@@ -226,6 +246,7 @@ static void full_sockets_share_the_pipes(void **state)
     }
     p->a.other = NULL;
     int before = open_pipes(), most = 0;
+    scarce_at = before + 2 * (MOST_PIPES - 1); /* one is there from the beginning */
     for (int i = 0; i < LINKS; i++) {
         struct weft_cmd write = cmd_write(near[i], 0, far[i], 0, BIG);
         assert_int_equal(side_post_many(&p->a, i + 1, &write, 1, &first), 1);
@@ -238,6 +259,7 @@ static void full_sockets_share_the_pipes(void **state)
     p->a.other = &p->b;
     assert_in_range(most, 2 * (MOST_PIPES - 1), before + 2 * MOST_PIPES);
     assert_true(pipes > MOST_PIPES); /* who was full has given up its own */
+    assert_in_range(most_filled, 1, SCARCE_BYTES); /* and puts no more pages into it than a socket takes */
     pair_settle(p, A);
     for (int i = 0; i < LINKS; i++)
         pair_check(p, far[i], 0, BIG, 20 + (uint64_t)i);
@@ -284,6 +306,24 @@ static void a_signal_is_no_full_socket(void **state)
     pair_settle(p, A);
 }
 
+/* A kernel that is told of more to come waits for it. */
+static void what_is_last_is_sent_at_once(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
+    struct weft_cmd write[2] = {cmd_write(near, 0, far, 0, LENT), cmd_write(near, LENT, far, LENT, LENT)};
+    size_t first;
+    pair_fill(p, near, 16);
+    for (int n = 1; n <= 2; n++) {
+        lent = 0;
+        assert_int_equal(side_post_many(&p->a, 0, write, n, &first), n);
+        TEST_UNTIL(lent == (uint64_t)n * LENT, side_poll(&p->a), "all to be lent");
+        assert_false(flags_seen & SPLICE_F_MORE);
+        pair_settle(p, A);
+    }
+    pair_check(p, far, 0, 2 * LENT, 16);
+}
+
 static bool pending(void)
 {
     sigset_t set;
@@ -328,6 +368,15 @@ static void a_peer_that_is_gone_sends_no_signal(void **state)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
+/* Some of what is given to a connection is still taken as it ends, and the signal comes with that. */
+static void bytes_before_the_end_send_no_signal(void **state)
+{
+    signal(SIGPIPE, SIG_DFL);
+    broken = 1;
+    move_lent(*state, 17);
+    assert_false(pending());
+}
+
 /* --- taken back --------------------------------------------------------------------------------- */
 
 /* A side sends all it is going to, and the other hears nothing of it yet. */
@@ -353,6 +402,14 @@ static void a_write_that_is_taken_back_is_not_counted(void **state)
     assert_int_equal(pair_link_down(p, B, link), WEFT_EPEER);
     pair_linger(p);
     assert_int_equal(pair_arrivals(p, B), 0);
+}
+
+/* Where a kernel does not let go of a connection, closing has to do. */
+static void a_write_is_taken_back_by_closing(void **state)
+{
+    no_disconnect = 1;
+    a_write_that_is_taken_back_is_not_counted(state);
+    assert_true(resets > 0);
 }
 
 static void a_read_that_is_taken_back_does_not_end_well(void **state)
@@ -456,8 +513,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(with_tiny_pipes_it_is_copied, setup_tiny_pipes, teardown),
         CASE(pages_that_cannot_be_lent_are_copied),
         CASE(a_signal_is_no_full_socket),
+        CASE(what_is_last_is_sent_at_once),
         CASE(a_peer_that_is_gone_sends_no_signal),
+        CASE(bytes_before_the_end_send_no_signal),
         CASE(a_write_that_is_taken_back_is_not_counted),
+        CASE(a_write_is_taken_back_by_closing),
         CASE(a_read_that_is_taken_back_does_not_end_well),
         CASE(what_the_peer_has_is_not_taken_back),
         CASE(what_answers_a_read_keeps_its_memory),

@@ -109,6 +109,46 @@ static void chunks_of_any_size(void **state)
     }
 }
 
+/* Heads and small payloads of what cannot be sent yet are moved to the front of their buffer when it is full, and the places of the
+ * larger payloads between them move along. */
+static void a_full_buffer_keeps_payloads_in_their_places(void **state)
+{
+    (void)state;
+    enum { CMDS = 4000, SLOT = 16384 };
+    static const uint64_t lens[] = {100, 2000, 3000, 1900, 2048, 8000, 2000, 1, 2047, 16384};
+    struct pair pair;
+    weft_config_set("WEFT_TCP_SNDBUF", "64K");
+    weft_config_set("WEFT_TCP_RCVBUF", "64K");
+    pair_adopt(&pair, open_nic(NULL, "1", "256K"), open_nic(NULL, "1", "256K"));
+    weft_config_set("WEFT_TCP_SNDBUF", NULL);
+    weft_config_set("WEFT_TCP_RCVBUF", NULL);
+    pair_connect(&pair);
+    uint8_t *here = malloc(SLOT), *there = calloc(CMDS, SLOT);
+    struct weft_mem_handle handle = pair_reg(&pair, PAIR_B, there, (uint64_t)CMDS * SLOT, PAIR_ALL, KEY);
+    pair_fill(here, SLOT, 3);
+    uint64_t posted = 0, ended = 0, deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    while (ended < CMDS) {
+        while (posted < CMDS) {
+            struct weft_cmd cmd = cmd_for(WEFT_OP_WRITE, here, lens[posted % 10], there + posted * SLOT);
+            cmd.ctx = 7;
+            if (PAIR_OK(pair.ops->post(pair.side[PAIR_A].link, &cmd, 1)) == 0)
+                break;
+            posted++;
+        }
+        for (int k = 0; k < 2; k++)
+            pair_poll(&pair, k);
+        for (struct pair_comp comp; pair_take(&pair, PAIR_A, WEFT_OP_WRITE, 7, &comp); ended++)
+            assert_int_equal(comp.comp.status, 0);
+        assert_true(weft_now() < deadline);
+    }
+    for (uint64_t i = 0; i < CMDS; i++)
+        assert_true(pair_filled(there + i * SLOT, lens[i % 10], 3));
+    assert_int_equal(pair.ops->mem_dereg(pair.side[PAIR_B].nic, handle.mem), 0);
+    pair_close(&pair);
+    free(here);
+    free(there);
+}
+
 /* A small operation overtakes a large one that was posted before it. */
 static void small_ones_do_not_wait_for_large_ones(void **state)
 {
@@ -304,6 +344,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_number_of_sockets),
         cmocka_unit_test(chunks_of_any_size),
+        cmocka_unit_test(a_full_buffer_keeps_payloads_in_their_places),
         cmocka_unit_test(small_ones_do_not_wait_for_large_ones),
         cmocka_unit_test(listens_where_it_is_told),
         cmocka_unit_test(nonsense_is_no_host),

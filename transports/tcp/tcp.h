@@ -384,9 +384,9 @@ void tcp_out_payload(struct tcp_sock *sock, struct tcp_op *op, uint32_t len, str
 void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_cmd *cmd);
 /* A frame of op with payload that the peer will count. */
 void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame *frame);
-/* Send up to so many bytes, or until the socket is full. Returns bytes sent. */
 /* The largest send buffer that this system lets a program ask for (net.core.wmem_max), up to what is ever asked for. */
 int tcp_out_most(void);
+/* Send up to so many bytes, or until the socket is full. Returns bytes sent. */
 uint64_t tcp_out_flush(struct tcp_sock *sock, uint64_t limit);
 void tcp_out_drop(struct tcp_sock *sock);
 

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How tcp receives (transports/tcp/tcp_rx.c): frames cut anywhere on a socket for long ones, payload that goes straight to its
+ * place, messages that stay with the caller while more is received, ends right behind data.
+ */
+#include "tcp_stranger.h"
+
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/uio.h>
+
+#include "transports/tcp/tcp.h"
+
+#define LONG_KEY 79
+#define LONG 50000
+#define FRAMES 6
+#define MESSAGE 60000
+#define LINKS 8 /* more sockets than a nic reads without being told to (TCP_HOT) */
+
+/* --- the kernel --------------------------------------------------------------------------------- */
+
+static uintptr_t place, place_end; /* memory of the test's */
+static uint64_t placed, elsewhere; /* bytes received into it, and not */
+
+static void note(const struct iovec *iov, size_t niov, ssize_t n)
+{
+    for (size_t i = 0; i < niov && n > 0; i++) {
+        uint64_t part = iov[i].iov_len < (size_t)n ? iov[i].iov_len : (uint64_t)n;
+        uintptr_t at = (uintptr_t)iov[i].iov_base;
+        *(at >= place && at < place_end ? &placed : &elsewhere) += part;
+        n -= (ssize_t)part;
+    }
+}
+
+ssize_t __real_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags)
+{
+    ssize_t n = __real_recv(fd, data, len, flags);
+    note(&(struct iovec){data, len}, 1, n);
+    return n;
+}
+
+ssize_t __real_recvmsg(int fd, struct msghdr *msg, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *msg, int flags);
+ssize_t __wrap_recvmsg(int fd, struct msghdr *msg, int flags)
+{
+    ssize_t n = __real_recvmsg(fd, msg, flags);
+    note(msg->msg_iov, msg->msg_iovlen, n);
+    return n;
+}
+
+/* --- long frames -------------------------------------------------------------------------------- */
+
+struct target {
+    uint8_t *mem; /* FRAMES * LONG bytes under LONG_KEY */
+    struct weft_mem_handle handle;
+};
+
+static struct target target_open(struct stranger *s)
+{
+    struct target t = {.mem = calloc(FRAMES, LONG)};
+    t.handle = pair_reg(&s->pair, PAIR_B, t.mem, FRAMES * LONG, PAIR_ALL, LONG_KEY);
+    place = (uintptr_t)t.mem;
+    place_end = place + FRAMES * LONG;
+    placed = elsewhere = 0;
+    return t;
+}
+
+static void target_close(struct stranger *s, struct target *t)
+{
+    assert_int_equal(s->pair.ops->mem_dereg(s->pair.side[PAIR_B].nic, t->handle.mem), 0);
+    free(t->mem);
+    place = place_end = 0;
+}
+
+static size_t put_write(const struct target *t, uint8_t *bytes, uint32_t i, uint32_t seed)
+{
+    uint8_t *to = t->mem + (size_t)i * LONG;
+    size_t len = stranger_encode(
+        bytes, (struct tcp_frame){
+                   .type = TCP_WRITE_IMM, .len = LONG, .id = i, .word = {LONG_KEY, (uintptr_t)to}});
+    pair_fill(bytes + len, LONG, seed + i);
+    return len + LONG;
+}
+
+/* Said while it is taken: it is more than a socket may hold. */
+static void say_all(struct stranger *s, int fd, const uint8_t *bytes, size_t len)
+{
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    for (size_t done = 0; done < len;) {
+        ssize_t n = send(fd, bytes + done, len - done, MSG_NOSIGNAL | MSG_DONTWAIT);
+        assert_true(n > 0 || errno == EAGAIN);
+        done += n > 0 ? (size_t)n : 0;
+        if (n < 0)
+            pair_poll(&s->pair, PAIR_B);
+        assert_true(weft_now() < deadline);
+    }
+}
+
+static void check_writes(struct stranger *s, const struct target *t, uint32_t seed)
+{
+    for (uint32_t i = 0; i < FRAMES; i++) {
+        assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0).comp.imm, i);
+        assert_true(pair_filled(t->mem + (size_t)i * LONG, LONG, seed + i));
+    }
+}
+
+/* The cut wanders over heads, the first and last bytes of payloads, and through them. */
+static void long_frames_cut_anywhere(void **state)
+{
+    struct stranger *s = *state;
+    struct target t = target_open(s);
+    uint8_t *bytes = malloc(FRAMES * (TCP_FRAME_MAX + LONG));
+    const size_t frame = TCP_HEAD + 16 + LONG;
+    for (int sock = 0; sock < 2; sock++) {
+        for (size_t cut = 1, k = 0; cut < 3 * frame; k++) {
+            size_t len = 0, second = cut + 1 + k % 90;
+            for (uint32_t i = 0; i < FRAMES; i++)
+                len += put_write(&t, bytes + len, i, (uint32_t)cut);
+            say_all(s, s->fd[sock], bytes, cut);
+            pair_poll(&s->pair, PAIR_B);
+            say_all(s, s->fd[sock], bytes + cut, second - cut);
+            pair_poll(&s->pair, PAIR_B);
+            say_all(s, s->fd[sock], bytes + second, len - second);
+            check_writes(s, &t, (uint32_t)cut);
+            bool at_end = cut % frame < 48 || cut % frame > frame - 8;
+            cut += at_end ? 1 + k % 2 : 4099;
+            if (!at_end && cut % frame < 4099 && cut > frame)
+                cut -= cut % frame + 4; /* not past a head */
+        }
+    }
+    free(bytes);
+    target_close(s, &t);
+}
+
+/* Where only long frames come, at most the next head is received with a payload, and nothing of one into a buffer. */
+static void long_payload_is_received_in_place(void **state)
+{
+    struct stranger *s = *state;
+    struct target t = target_open(s);
+    uint8_t *bytes = malloc(FRAMES * (TCP_FRAME_MAX + LONG));
+    for (uint32_t round = 0; round < 5; round++) {
+        size_t len = 0;
+        for (uint32_t i = 0; i < FRAMES; i++)
+            len += put_write(&t, bytes + len, i, round);
+        placed = elsewhere = 0;
+        say_all(s, s->fd[1], bytes, len);
+        check_writes(s, &t, round);
+        assert_int_equal(placed + elsewhere, len);
+        assert_in_range(elsewhere, 1, FRAMES * TCP_FRAME_MAX);
+    }
+    free(bytes);
+    target_close(s, &t);
+}
+
+/* --- messages that the caller has --------------------------------------------------------------- */
+
+/* All that was said is where the nic receives it from. */
+static void await_delivery(int fd)
+{
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    int left;
+    do {
+        assert_int_equal(ioctl(fd, SIOCOUTQ, &left), 0);
+        assert_true(weft_now() < deadline);
+    } while (left > 0);
+}
+
+/* Two of them fill a buffer, and what is behind them comes in the same poll: cut within a head, or within a payload whose rest is
+ * received in place, with another message behind it. */
+static void messages_stay_as_they_are_until_the_next_poll(void **state)
+{
+    struct stranger *s = *state;
+    struct target t = target_open(s);
+    uint8_t *bytes = malloc(4 * (MESSAGE + LONG));
+    const size_t both = 2 * (size_t)(TCP_HEAD + MESSAGE);
+    for (size_t k = 0; k < 3; k++) {
+        size_t len = 0;
+        for (uint32_t i = 0; i < 2; i++) {
+            len += stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND, .len = MESSAGE});
+            pair_fill(bytes + len, MESSAGE, 50 + i);
+            len += MESSAGE;
+        }
+        assert_int_equal(len, both);
+        /* the buffer ends in the payload of a WRITE, of a third message, or behind a head */
+        size_t rest = TCP_BUF - both, text = k == 1 ? MESSAGE : k == 2 ? rest - TCP_HEAD - 5 : 0;
+        if (k == 0) {
+            len += put_write(&t, bytes + len, 0, 60);
+        } else {
+            len += stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND, .len = (uint32_t)text});
+            pair_fill(bytes + len, text, 52);
+            len += text;
+        }
+        len += stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND, .len = MESSAGE});
+        pair_fill(bytes + len, MESSAGE, 53);
+        len += MESSAGE;
+        stranger_say(s->fd[0], bytes, len);
+        await_delivery(s->fd[0]);
+        for (uint32_t i = 0; i < (k == 0 ? 3 : 4); i++) {
+            struct pair_comp got = pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0);
+            uint32_t seed = k == 0 && i == 2 ? 53 : 50 + i;
+            assert_true(pair_filled(got.data, got.comp.len, seed));
+            free(got.data);
+        }
+        if (k == 0) {
+            pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0);
+            assert_true(pair_filled(t.mem, LONG, 60));
+        }
+    }
+    free(bytes);
+    target_close(s, &t);
+}
+
+/* --- ends --------------------------------------------------------------------------------------- */
+
+struct other {
+    struct weft_link *link;
+    int fd[2];
+};
+
+/* One more link of the nic, beside that of the fixture. */
+static struct other join_another(struct stranger *s)
+{
+    struct other first = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    stranger_open_link(s);
+    stranger_join(s);
+    struct other made = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    s->link = first.link;
+    memcpy(s->fd, first.fd, sizeof s->fd);
+    return made;
+}
+
+static void write_byte(struct stranger *s, const struct other *to, int i, uint8_t byte)
+{
+    uint8_t bytes[TCP_FRAME_MAX + 1];
+    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
+    write.word[1] += (uint64_t)i;
+    size_t len = stranger_encode(bytes, write);
+    bytes[len] = byte;
+    stranger_say(to->fd[0], bytes, len + 1);
+}
+
+/* Data and the end behind it are one edge of epoll's: who stops reading where the data ends is not told again. */
+static void an_end_right_behind_data_is_heard(void **state)
+{
+    struct stranger *s = *state;
+    struct other others[LINKS];
+    for (int i = 0; i < LINKS; i++)
+        others[i] = join_another(s);
+    for (int i = 0; i < LINKS; i++) {
+        write_byte(s, &others[i], i, (uint8_t)(i + 1));
+        shutdown(others[i].fd[0], SHUT_WR);
+    }
+    for (int i = 0; i < LINKS; i++)
+        assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_LINK_DOWN, 0).comp.status, WEFT_EPEER);
+    for (int i = 0; i < LINKS; i++) {
+        assert_int_equal(s->mem[i], i + 1);
+        close(others[i].fd[0]);
+        close(others[i].fd[1]);
+        s->pair.ops->link_close(others[i].link);
+    }
+}
+
+int main(void)
+{
+#define CASE(test) cmocka_unit_test_setup_teardown(test, stranger_setup_joined, stranger_teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(long_frames_cut_anywhere),
+        CASE(long_payload_is_received_in_place),
+        CASE(messages_stay_as_they_are_until_the_next_poll),
+        CASE(an_end_right_behind_data_is_heard),
+    };
+    return cmocka_run_group_tests_name("tcp_receive", tests, NULL, NULL);
+}
