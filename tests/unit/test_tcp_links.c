@@ -9,6 +9,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 
 #include <cmocka.h>
 
@@ -306,6 +307,42 @@ static void an_idle_link_is_small(void **state)
     assert_in_range(each, 1, IDLE_MOST);
 }
 
+/* What falls silent together is not asked for a sign of life together: that would be more than a queue holds. */
+static void idle_links_are_not_asked_all_at_once(void **state)
+{
+    (void)state;
+    enum { MOST = 10, OTHERS = 100, SOCKETS = 2 * LINKS, FDS = 1024 }; /* seconds of the first socket, and of the other one */
+    struct pair pair;
+    struct weft_link *links[2][LINKS];
+    int asked[OTHERS + 1] = {0}, first = 0, other = 0, most_first = 0, most_other = 0;
+    pair_open(&pair, &weft_transport_tcp, "tcp");
+    connect_many(&pair, links);
+    for (int fd = 0; fd < FDS; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t len = sizeof peer, size = sizeof(int);
+        int on = 0, idle = 0, every = 0, times = 0;
+        if (getpeername(fd, (struct sockaddr *)&peer, &len) < 0 || peer.ss_family != AF_INET)
+            continue;
+        assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size), 0);
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size);
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, &size);
+        getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size);
+        assert_true(on && every == 1 && times == 10);
+        assert_in_range(idle, 1, OTHERS);
+        asked[idle]++;
+    }
+    for (int i = 1; i <= OTHERS; i++) {
+        int *sum = i <= MOST ? &first : &other, *most = i <= MOST ? &most_first : &most_other;
+        *sum += asked[i];
+        *most = asked[i] > *most ? asked[i] : *most;
+    }
+    assert_int_equal(first, SOCKETS);
+    assert_int_equal(other, SOCKETS);
+    assert_in_range(most_first, 1, SOCKETS / 4);
+    assert_in_range(most_other, 1, SOCKETS / 20);
+    close_many(&pair, links);
+}
+
 /* Links beyond those that poll looks at by itself are served too, all of them. */
 static void all_of_many_links_are_served(void **state)
 {
@@ -350,6 +387,7 @@ int main(void)
         cmocka_unit_test(nonsense_is_no_host),
         cmocka_unit_test(dials_where_core_met_the_peer),
         cmocka_unit_test(an_idle_link_is_small),
+        cmocka_unit_test(idle_links_are_not_asked_all_at_once),
         cmocka_unit_test(all_of_many_links_are_served),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

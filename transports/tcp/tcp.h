@@ -246,6 +246,7 @@ struct tcp_nic {
     uint64_t zerocopy; /* payload of this length and more is lent to the kernel; 0: none is */
     char near[TCP_CONGESTION_MAX], far[TCP_CONGESTION_MAX]; /* congestion control within this host, and beyond */
     int64_t timeout; /* ms of silence after which a peer is dead */
+    uint32_t keepalives[2]; /* sockets that were given times for it, the first of links and the others */
     /* memory */
     struct tcp_mem **mems; /* hash table */
     uint32_t mem_slots, nmems;
