@@ -67,7 +67,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_NIC_ADDS", BOOL, "0", 0, 1,                                                          \
        "let RDMA nics add by themselves, atomic only among what one nic adds; else the peer's "   \
        "processor does")                                                                          \
-    XX("WEFT_TCP_SOCKETS", INT, "2", 1, 16,                                                       \
+    XX("WEFT_TCP_SOCKETS", INT, "3", 1, 16,                                                       \
        "sockets of a tcp link; the first carries small operations, the others large ones")        \
     XX("WEFT_TCP_CHUNK", SIZE, "1M", 4096, 1 << 30,                                               \
        "bytes of a large operation that tcp sends before it looks at other operations")           \

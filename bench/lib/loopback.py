@@ -11,8 +11,9 @@ SMALL = 64
 BEHIND = "1G"
 CONNS, CONNS_DEPTH = 256, 256
 IDLE_FEW = 1000  # for memory
-# tcp takes WEFT_TCP_SOCKETS descriptors for each; a machine's hard limit may be 20 000.
 IDLE_MANY = 9500
+# tcp takes WEFT_TCP_SOCKETS descriptors for each; a machine's hard limit may be 20 000.
+IDLE_ENV = {"tcp": {"WEFT_TCP_SOCKETS": "2"}, "local": {}}
 IDLE_S = 10
 # "No measurable CPU": a thousandth of one processor, both processes together.
 IDLE_CPU_MS = IDLE_S * 1000 * 0.001
@@ -29,23 +30,25 @@ def team(n):
 
 
 # Shapes of plain sockets: how many, threads a side. Send buffers are those that Weft fits on such a path where it copies.
-ONE, TWO, ONE_FEW = "1 socket, 1 thread", "2 sockets, 1 thread", f"1 socket, 1 thread, {FEW} under way"
-ONE_SMALL = f"{ONE}, small pages"
+ONE, TWO = "1 socket, 1 thread", "2 sockets, 1 thread"
+TWO_FEW, TWO_SMALL = f"{TWO}, {FEW} under way", f"{TWO}, small pages"
 BARE = {
-    ONE: ("-k", "1", "-b", "256K"),
-    ONE_SMALL: ("-k", "1", "-b", "256K", "-P"),
-    ONE_FEW: ("-k", "1", "-b", "256K", "-d", str(FEW)),
     TWO: ("-k", "2", "-b", "256K"),
+    TWO_SMALL: ("-k", "2", "-b", "256K", "-P"),
+    TWO_FEW: ("-k", "2", "-b", "256K", "-d", str(FEW)),
+    ONE: ("-k", "1", "-b", "256K"),
     **{team(n): ("-k", str(n), "-t", "-b", "256K") for n in TEAMS},
 }
-# Shapes of Weft: what it is told for it, beside what it does by default, and the plain sockets of that shape.
+# Shapes of Weft: what it is told for it, beside what it does by default, and the plain sockets of that shape. Its first socket
+# carries what is short; a thread has sockets of its own.
+DEFAULT, ONE_LONG = TWO, {"WEFT_TCP_SOCKETS": "2"}
 SHAPES = {
-    ONE: ((), {}, ONE),
-    ONE_SMALL: (("--small-pages",), {}, ONE_SMALL),
-    ONE_FEW: (("--depth", str(FEW)), {}, ONE_FEW),
-    TWO: ((), {"WEFT_TCP_SOCKETS": "3"}, TWO),
-    **{team(n): (("--progress-threads", str(n)), {}, team(n)) for n in TEAMS},
-    **{f"{n} threads, an endpoint each": (("--threads", str(n), "--depth", str(DEPTH // n)), {}, team(n))
+    TWO: ((), {}, TWO),
+    TWO_SMALL: (("--small-pages",), {}, TWO_SMALL),
+    TWO_FEW: (("--depth", str(FEW)), {}, TWO_FEW),
+    ONE: ((), ONE_LONG, ONE),
+    **{team(n): (("--progress-threads", str(n)), ONE_LONG, team(n)) for n in TEAMS},
+    **{f"{n} threads, an endpoint each": (("--threads", str(n), "--depth", str(DEPTH // n)), ONE_LONG, team(n))
        for n in TEAMS},
 }
 IPERF3, UCX, UCX_TUNED, UCX_TAG = "iperf3 -l 1M", "UCX put", "UCX put, segments of 64K", "UCX tag"
@@ -62,7 +65,7 @@ def read_row(m):
 
 
 def weft(shape):
-    return WEFT if shape == ONE else f"{WEFT}, {shape}"
+    return WEFT if shape == DEFAULT else f"{WEFT}, {shape}"
 
 
 def bare(shape):
@@ -71,7 +74,7 @@ def bare(shape):
 
 def shapes(m):
     """Of m MiB: fewer under way are another shape only of what is small enough to have many."""
-    return {shape: how for shape, how in SHAPES.items() if m == 1 or shape != ONE_FEW}
+    return {shape: how for shape, how in SHAPES.items() if m == 1 or shape != TWO_FEW}
 
 
 def shapes_of(t, m):
@@ -159,7 +162,7 @@ def idle_rows(t):
         f"Weft {w.transport}": lambda w=w: w.idle_memory(IDLE_FEW) for w in (t.tcp, t.local)},
         once=True)
     yield Row(IDLE, "ms more than without", {
-        f"Weft {w.transport}, {MANY}": lambda w=w: w.idle_cpu(IDLE_MANY, IDLE_S)
+        f"Weft {w.transport}, {MANY}": lambda w=w: w.idle_cpu(IDLE_MANY, IDLE_S, IDLE_ENV[w.transport])
         for w in (t.tcp, t.local)}, once=True)
 
 

@@ -105,18 +105,18 @@ class Weft:
     def latency(self, test, size, *options, key="p50_us"):
         return Sample(self.run(test, "--sizes", str(size), *options)[key], None)
 
-    def idle(self, conns, seconds):
+    def idle(self, conns, seconds, env=None):
         """One write on each conn, after all have done nothing for a while."""
         n = str(conns)
         return self.run_all("write", "--sizes", "8", "--conns", n, "--depth", n, "--iters", n,
-                            "--idle", str(seconds))["idle"]
+                            "--idle", str(seconds), env=env)["idle"]
 
     def idle_memory(self, conns):
         idle = self.idle(conns, 1)
         return Sample(max(idle["KiB_per_conn"], idle["KiB_per_conn_target"]), None)
 
-    def idle_cpu(self, conns, seconds):
-        idle = self.idle(conns, seconds)
+    def idle_cpu(self, conns, seconds, env=None):
+        idle = self.idle(conns, seconds, env)
         return Sample(idle["cpu_ms"] - idle["cpu_ms_without"], None)
 
 

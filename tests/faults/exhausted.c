@@ -14,7 +14,7 @@
 #define WATCH_MS 1000       /* in which a listener that can accept no one has to be quiet */
 #define QUIET_NS 500000000u /* of processor time: who spins takes all there is */
 #define NO_RESERVE (-1)
-#define MOST_FREE 6         /* descriptors that accepting a conn takes, at most */
+#define MOST_FREE 9         /* descriptors that accepting a conn takes, at most */
 
 /* --- the limit --------------------------------------------------------------------------------- */
 

@@ -8,6 +8,7 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "transports/tcp/tcp.h"
 
@@ -154,8 +155,6 @@ static void long_payload_is_received_in_place(void **state)
     target_close(s, &t);
 }
 
-/* --- messages that the caller has --------------------------------------------------------------- */
-
 /* All that was said is where the nic receives it from. */
 static void await_delivery(int fd)
 {
@@ -166,6 +165,104 @@ static void await_delivery(int fd)
         assert_true(weft_now() < deadline);
     } while (left > 0);
 }
+
+/* --- pauses ------------------------------------------------------------------------------------- */
+
+#define WHOLE (FRAMES * LONG) /* one frame */
+#define PIECE 1000
+#define PIECES 120       /* after so many the socket is read all the time, and epoll is not asked for it */
+#define LEFT_LEAST 131072 /* with less to come there is no pause */
+#define LONGEST_NS 20000
+
+static uint64_t stopped; /* the clock: stands still here; 0: it goes */
+
+int __real_clock_gettime(clockid_t id, struct timespec *at);
+int __wrap_clock_gettime(clockid_t id, struct timespec *at);
+int __wrap_clock_gettime(clockid_t id, struct timespec *at)
+{
+    if (!stopped)
+        return __real_clock_gettime(id, at);
+    *at = (struct timespec){(time_t)(stopped / 1000000000u), (long)(stopped % 1000000000u)};
+    return 0;
+}
+
+/* Said, and where the nic receives it from. Nobody polls meanwhile. */
+static void say_piece(struct stranger *s, const uint8_t *payload, size_t *done, size_t len)
+{
+    const struct tcp_link *link = (struct tcp_link *)s->link;
+    int before = 0, now = 0, tries = 0;
+    assert_int_equal(ioctl(link->socks[1].fd, FIONREAD, &before), 0);
+    stranger_say(s->fd[1], payload + *done, len);
+    *done += len;
+    while (now < before + (int)len) {
+        assert_int_equal(ioctl(link->socks[1].fd, FIONREAD, &now), 0);
+        assert_true(++tries < 100000000); /* the clock may be stopped */
+    }
+}
+
+static void polls(struct stranger *s, int n)
+{
+    for (int i = 0; i < n; i++)
+        pair_poll(&s->pair, PAIR_B);
+}
+
+static void await_placed(struct stranger *s, uint64_t n)
+{
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    while (placed < n) {
+        pair_poll(&s->pair, PAIR_B);
+        assert_true(weft_now() < deadline);
+    }
+}
+
+/* What comes in the middle of a long payload waits for more, for microseconds. Its end does not. */
+static void an_emptied_socket_is_left_alone_for_a_moment(void **state)
+{
+    struct stranger *s = *state;
+    struct target t = target_open(s);
+    uint8_t *payload = malloc(WHOLE);
+    size_t done = 0;
+    pair_fill(payload, WHOLE, 70);
+    stranger_say_frame(s->fd[1], (struct tcp_frame){.type = TCP_WRITE_IMM, .len = WHOLE, .id = 5, .word = {LONG_KEY, (uintptr_t)t.mem}});
+    polls(s, 100);
+    for (int i = 0; i < PIECES; i++) {
+        say_piece(s, payload, &done, PIECE);
+        await_placed(s, done);
+    }
+    say_piece(s, payload, &done, PIECE);
+    await_placed(s, done);
+    stopped = weft_now();
+    stopped += LONGEST_NS; /* a pause that began before is over */
+    say_piece(s, payload, &done, PIECE);
+    polls(s, 1);
+    assert_int_equal(placed, done);
+    say_piece(s, payload, &done, PIECE);
+    polls(s, 200);
+    assert_int_equal(placed, done - PIECE);
+    stopped += LONGEST_NS;
+    polls(s, 1);
+    assert_int_equal(placed, done);
+    stopped = 0;
+    for (size_t end = WHOLE - LEFT_LEAST + PIECE; done < end;) {
+        say_piece(s, payload, &done, end - done < LONG ? end - done : LONG);
+        await_placed(s, done);
+    }
+    await_placed(s, done);
+    stopped = weft_now();
+    for (int i = 0; i < 10; i++) { /* less than that is missing: each piece is taken at once */
+        say_piece(s, payload, &done, PIECE);
+        polls(s, 1);
+        assert_int_equal(placed, done);
+    }
+    stopped = 0;
+    stranger_say(s->fd[1], payload + done, WHOLE - done);
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0).comp.imm, 5);
+    assert_true(pair_filled(t.mem, WHOLE, 70));
+    free(payload);
+    target_close(s, &t);
+}
+
+/* --- messages that the caller has --------------------------------------------------------------- */
 
 /* Two of them fill a buffer, and what is behind them comes in the same poll: cut within a head, or within a payload whose rest is
  * received in place, with another message behind it. */
@@ -268,6 +365,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(long_frames_cut_anywhere),
         CASE(long_payload_is_received_in_place),
+        CASE(an_emptied_socket_is_left_alone_for_a_moment),
         CASE(messages_stay_as_they_are_until_the_next_poll),
         CASE(an_end_right_behind_data_is_heard),
     };

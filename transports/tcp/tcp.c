@@ -412,6 +412,10 @@ static void read_hot(struct tcp_poll *poll)
     struct tcp_nic *nic = poll->nic;
     for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
         struct tcp_sock *sock = nic->hot[i];
+        if (tcp_rx_pauses(sock)) {
+            i++;
+            continue;
+        }
         bool any = sock->turn == nic->polls || look(poll, sock);
         nic->stale |= any;
         if (i >= nic->nhot || nic->hot[i] != sock)
@@ -425,7 +429,7 @@ static void read_hot(struct tcp_poll *poll)
     }
     for (uint32_t i = 0; i < nic->nhot;
          i++) /* the others took all of this poll, and epoll does not tell of these */
-        if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls)
+        if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls && !tcp_rx_pauses(nic->hot[i]))
             tcp_rx_unread(nic->hot[i]);
 }
 

@@ -182,6 +182,7 @@ struct tcp_sock {
     uint64_t lent, executed_to; /* bytes of the stream: the last one out of lent pages; what the peer has executed */
     /* receiving */
     uint32_t executed; /* counted frames of the peer */
+    uint64_t pause;    /* until when who polls all the time leaves it alone; 0: not at all */
     struct tcp_rx rx;
     uint8_t greeting[TCP_HELLO_SIZE]; /* active: the answer, as far as it is here */
     uint32_t greeting_len;
@@ -452,6 +453,8 @@ void tcp_tx_farewell(struct tcp_link *link);
 
 /* Read a socket once or a few times, and do what its frames say. True if anything came. */
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock);
+/* Who polls it without being told of anything leaves it alone for now: more is on its way. */
+bool tcp_rx_pauses(const struct tcp_sock *sock);
 /* Go on with bytes that were left since comps or budget had run out. */
 void tcp_rx_resume(struct tcp_poll *poll);
 /* To be read once more, without a word from epoll; and not. */
