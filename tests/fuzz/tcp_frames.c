@@ -22,7 +22,7 @@
 #define CALLS 64       /* of the nic, that are remembered */
 #define SOCKETS 2      /* of the link */
 #define LEN 65536      /* of the registered memory */
-#define LAST_POLLS 256 /* for what is still unread when the peer hangs up */
+#define LAST_POLLS 100000 /* for what is still unread when the peer hangs up */
 
 extern const struct weft_transport weft_transport_tcp;
 static struct rig rig;
