@@ -412,7 +412,7 @@ static void read_hot(struct tcp_poll *poll)
     struct tcp_nic *nic = poll->nic;
     for (uint32_t i = 0; i < nic->nhot && poll->budget > 0;) {
         struct tcp_sock *sock = nic->hot[i];
-        if (tcp_rx_pauses(sock)) {
+        if (sock->turn != nic->polls && tcp_rx_pauses(sock)) {
             i++;
             continue;
         }

@@ -61,11 +61,11 @@ static void set_keepalive(const struct tcp_sock *sock)
 {
     struct tcp_nic *nic = tcp_nic_of(sock->link);
     int seconds = (int)((nic->timeout + 999) / 1000), rest = seconds > 1 ? seconds / 2 : 1;
-    int probes = rest < KEEPALIVE_MOST ? rest : KEEPALIVE_MOST;
+    int every = (rest + KEEPALIVE_MOST - 1) / KEEPALIVE_MOST, probes = (rest + every - 1) / every;
     int idle = (seconds + 1) / 2 * (sock->index ? KEEPALIVE_OTHERS : 1);
     idle -= (int)(nic->keepalives[sock->index > 0]++ % (uint32_t)(idle / 2 + 1));
     set_int(sock->fd, IPPROTO_TCP, TCP_KEEPIDLE, idle);
-    set_int(sock->fd, IPPROTO_TCP, TCP_KEEPINTVL, (rest + probes - 1) / probes);
+    set_int(sock->fd, IPPROTO_TCP, TCP_KEEPINTVL, every);
     set_int(sock->fd, IPPROTO_TCP, TCP_KEEPCNT, probes);
     set_int(sock->fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
