@@ -58,7 +58,7 @@ void sim_env_make(struct sim_proc *proc)
     sim_proc_env(proc, "WEFT_TRANSPORT", "%s", sim.plan.frail ? "tcp" : transports[sim_pick(3)]);
     sim_proc_env(proc, "WEFT_EFA_LIBRARY", "%s", "none"); /* its sockets are not simulated */
     env_int(proc, "WEFT_LANES", sim.plan.frail ? ONE_OF(2, 3) : ONE_OF(1, 1, 2, 3));
-    env_int(proc, "WEFT_TCP_SOCKETS", ONE_OF(1, 2, 4));
+    env_int(proc, "WEFT_TCP_SOCKETS", ONE_OF(1, 2, 3, 4));
     env_int(proc, "WEFT_TCP_ZEROCOPY", ONE_OF(0, 16385, 30000));
     env_int(proc, "WEFT_TCP_CHUNK", ONE_OF(4096, 20000, 1 << 20));
     env_int(proc, "WEFT_CHUNK", ONE_OF(4096, 30000, 1 << 20));

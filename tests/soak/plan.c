@@ -83,7 +83,7 @@ void plan_apply(uint64_t seed, uint32_t round, int me)
     CHOOSE(&random, "WEFT_EAGER", "0", "1K", "8K", "32K");
     CHOOSE(&random, "WEFT_EAGER_WINDOW", "64K", "256K");
     CHOOSE(&random, "WEFT_NOTIFY_QUEUE", "128K", "256M");
-    CHOOSE(&random, "WEFT_TCP_SOCKETS", "1", "2", "4");
+    CHOOSE(&random, "WEFT_TCP_SOCKETS", "1", "2", "3", "4");
     CHOOSE(&random, "WEFT_TCP_CHUNK", "4K", "32K", "1M");
     CHOOSE(&random, "WEFT_LOCAL_RING", "16K", "64K", "256K");
     CHOOSE(&random, "WEFT_LOCAL_CMA", "0", "1", "1");

@@ -307,40 +307,72 @@ static void an_idle_link_is_small(void **state)
     assert_in_range(each, 1, IDLE_MOST);
 }
 
+/* How often the kernel asks for a sign of life: how many sockets after so many seconds. */
+enum { ASKED_MOST = 120, FDS = 1024 };
+
+static bool is_connection(int fd)
+{
+    struct sockaddr_storage peer;
+    socklen_t len = sizeof peer;
+    return getpeername(fd, (struct sockaddr *)&peer, &len) == 0 && peer.ss_family == AF_INET;
+}
+
+static int option(int fd, int level, int name)
+{
+    int value = -1;
+    socklen_t size = sizeof value;
+    assert_int_equal(getsockopt(fd, level, name, &value, &size), 0);
+    return value;
+}
+
+/* seconds: of WEFT_TCP_TIMEOUT. Who is asked first after half of them, at most, is given up when they are over. */
+static void count_asked(int seconds, const bool before[FDS], int asked[ASKED_MOST + 1])
+{
+    for (int fd = 0; fd < FDS; fd++) {
+        if (before[fd] || !is_connection(fd))
+            continue;
+        int idle = option(fd, IPPROTO_TCP, TCP_KEEPIDLE), every = option(fd, IPPROTO_TCP, TCP_KEEPINTVL);
+        int times = option(fd, IPPROTO_TCP, TCP_KEEPCNT);
+        assert_true(option(fd, SOL_SOCKET, SO_KEEPALIVE));
+        assert_in_range(idle, 1, ASKED_MOST);
+        assert_in_range(times, 6, 10);
+        if (idle <= (seconds + 1) / 2)
+            assert_in_range(idle + every * times, 1, seconds + 1);
+        asked[idle]++;
+    }
+}
+
 /* What falls silent together is not asked for a sign of life together: that would be more than a queue holds. */
 static void idle_links_are_not_asked_all_at_once(void **state)
 {
     (void)state;
-    enum { MOST = 10, OTHERS = 100, SOCKETS = 2 * LINKS, FDS = 1024 }; /* seconds of the first socket, and of the other two */
-    struct pair pair;
-    struct weft_link *links[2][LINKS];
-    int asked[OTHERS + 1] = {0}, first = 0, other = 0, most_first = 0, most_other = 0;
-    pair_open(&pair, &weft_transport_tcp, "tcp");
-    connect_many(&pair, links);
-    for (int fd = 0; fd < FDS; fd++) {
-        struct sockaddr_storage peer;
-        socklen_t len = sizeof peer, size = sizeof(int);
-        int on = 0, idle = 0, every = 0, times = 0;
-        if (getpeername(fd, (struct sockaddr *)&peer, &len) < 0 || peer.ss_family != AF_INET)
-            continue;
-        assert_int_equal(getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size), 0);
-        getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size);
-        getsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every, &size);
-        getsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &times, &size);
-        assert_true(on && every == 1 && times == 10);
-        assert_in_range(idle, 1, OTHERS);
-        asked[idle]++;
+    enum { SOCKETS = 2 * LINKS };
+    static const char *const timeouts[] = {"20000", "22000"};
+    static const int seconds[] = {20, 22};
+    for (int k = 0; k < 2; k++) {
+        struct pair pair;
+        struct weft_link *links[2][LINKS];
+        bool before[FDS];
+        int asked[ASKED_MOST + 1] = {0}, first = 0, other = 0, most_first = 0, most_other = 0;
+        for (int fd = 0; fd < FDS; fd++)
+            before[fd] = is_connection(fd);
+        weft_config_set("WEFT_TCP_TIMEOUT", timeouts[k]);
+        pair_adopt(&pair, open_nic(NULL, "3", "1M"), open_nic(NULL, "3", "1M"));
+        weft_config_set("WEFT_TCP_TIMEOUT", NULL);
+        connect_many(&pair, links);
+        count_asked(seconds[k], before, asked);
+        for (int i = 1; i <= ASKED_MOST; i++) {
+            bool is_first = i <= (seconds[k] + 1) / 2;
+            int *sum = is_first ? &first : &other, *most = is_first ? &most_first : &most_other;
+            *sum += asked[i];
+            *most = asked[i] > *most ? asked[i] : *most;
+        }
+        assert_int_equal(first, SOCKETS);
+        assert_int_equal(other, 2 * SOCKETS);
+        assert_in_range(most_first, 1, SOCKETS / 4);
+        assert_in_range(most_other, 1, 2 * SOCKETS / 20);
+        close_many(&pair, links);
     }
-    for (int i = 1; i <= OTHERS; i++) {
-        int *sum = i <= MOST ? &first : &other, *most = i <= MOST ? &most_first : &most_other;
-        *sum += asked[i];
-        *most = asked[i] > *most ? asked[i] : *most;
-    }
-    assert_int_equal(first, SOCKETS);
-    assert_int_equal(other, 2 * SOCKETS);
-    assert_in_range(most_first, 1, SOCKETS / 4);
-    assert_in_range(most_other, 1, 2 * SOCKETS / 20);
-    close_many(&pair, links);
 }
 
 /* Links beyond those that poll looks at by itself are served too, all of them. */

@@ -172,7 +172,9 @@ static void await_delivery(int fd)
 #define PIECE 1000
 #define PIECES 120       /* after so many the socket is read all the time, and epoll is not asked for it */
 #define LEFT_LEAST 131072 /* with less to come there is no pause */
-#define LONGEST_NS 20000
+#define ONE_NS 8000       /* how long it takes where one socket carries what is long */
+#define TWO_NS 16000      /* ... and where more do */
+#define LITTLE_NS 100
 
 static uint64_t stopped; /* the clock: stands still here; 0: it goes */
 
@@ -186,16 +188,25 @@ int __wrap_clock_gettime(clockid_t id, struct timespec *at)
     return 0;
 }
 
+/* A link whose second socket is in the middle of one long frame. */
+struct flow {
+    struct stranger *s;
+    const struct tcp_link *link;
+    int fd;
+    struct target target;
+    uint8_t *payload;
+    size_t done; /* bytes of it that were said */
+};
+
 /* Said, and where the nic receives it from. Nobody polls meanwhile. */
-static void say_piece(struct stranger *s, const uint8_t *payload, size_t *done, size_t len)
+static void say_piece(struct flow *f, size_t len)
 {
-    const struct tcp_link *link = (struct tcp_link *)s->link;
     int before = 0, now = 0, tries = 0;
-    assert_int_equal(ioctl(link->socks[1].fd, FIONREAD, &before), 0);
-    stranger_say(s->fd[1], payload + *done, len);
-    *done += len;
+    assert_int_equal(ioctl(f->link->socks[1].fd, FIONREAD, &before), 0);
+    stranger_say(f->fd, f->payload + f->done, len);
+    f->done += len;
     while (now < before + (int)len) {
-        assert_int_equal(ioctl(link->socks[1].fd, FIONREAD, &now), 0);
+        assert_int_equal(ioctl(f->link->socks[1].fd, FIONREAD, &now), 0);
         assert_true(++tries < 100000000); /* the clock may be stopped */
     }
 }
@@ -206,60 +217,136 @@ static void polls(struct stranger *s, int n)
         pair_poll(&s->pair, PAIR_B);
 }
 
-static void await_placed(struct stranger *s, uint64_t n)
+static void await_placed(const struct flow *f)
 {
     uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
-    while (placed < n) {
-        pair_poll(&s->pair, PAIR_B);
+    while (placed < f->done) {
+        pair_poll(&f->s->pair, PAIR_B);
         assert_true(weft_now() < deadline);
     }
+}
+
+/* Until the socket is read all the time and epoll is not asked for it; then the clock stands, and a pause has begun. */
+static struct flow flow_begin(struct stranger *s, const struct weft_link *link, int fd)
+{
+    struct flow f = {.s = s, .link = (const struct tcp_link *)link, .fd = fd, .target = target_open(s), .payload = malloc(WHOLE)};
+    struct tcp_frame frame = {.type = TCP_WRITE_IMM, .len = WHOLE, .id = 5, .word = {LONG_KEY, (uintptr_t)f.target.mem}};
+    pair_fill(f.payload, WHOLE, 70);
+    stranger_say_frame(fd, frame);
+    polls(s, 100);
+    for (int i = 0; i < PIECES; i++) {
+        say_piece(&f, PIECE);
+        await_placed(&f);
+    }
+    stopped = weft_now() + 2 * TWO_NS; /* a pause that began before is over */
+    say_piece(&f, PIECE);
+    polls(s, 1);
+    assert_int_equal(placed, f.done);
+    return f;
+}
+
+static void flow_end(struct flow *f)
+{
+    stopped = 0;
+    free(f->payload);
+    target_close(f->s, &f->target);
+}
+
+/* What has come is left where it is until the time is over. */
+static void check_pause(struct flow *f, uint64_t ns)
+{
+    uint64_t begun = stopped;
+    say_piece(f, PIECE);
+    polls(f->s, 200);
+    stopped = begun + ns - LITTLE_NS;
+    polls(f->s, 200);
+    assert_int_equal(placed, f->done - PIECE);
+    stopped = begun + ns + LITTLE_NS;
+    polls(f->s, 1);
+    assert_int_equal(placed, f->done);
 }
 
 /* What comes in the middle of a long payload waits for more, for microseconds. Its end does not. */
 static void an_emptied_socket_is_left_alone_for_a_moment(void **state)
 {
     struct stranger *s = *state;
-    struct target t = target_open(s);
-    uint8_t *payload = malloc(WHOLE);
-    size_t done = 0;
-    pair_fill(payload, WHOLE, 70);
-    stranger_say_frame(s->fd[1], (struct tcp_frame){.type = TCP_WRITE_IMM, .len = WHOLE, .id = 5, .word = {LONG_KEY, (uintptr_t)t.mem}});
-    polls(s, 100);
-    for (int i = 0; i < PIECES; i++) {
-        say_piece(s, payload, &done, PIECE);
-        await_placed(s, done);
-    }
-    say_piece(s, payload, &done, PIECE);
-    await_placed(s, done);
-    stopped = weft_now();
-    stopped += LONGEST_NS; /* a pause that began before is over */
-    say_piece(s, payload, &done, PIECE);
-    polls(s, 1);
-    assert_int_equal(placed, done);
-    say_piece(s, payload, &done, PIECE);
-    polls(s, 200);
-    assert_int_equal(placed, done - PIECE);
-    stopped += LONGEST_NS;
-    polls(s, 1);
-    assert_int_equal(placed, done);
+    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    check_pause(&f, ONE_NS);
     stopped = 0;
-    for (size_t end = WHOLE - LEFT_LEAST + PIECE; done < end;) {
-        say_piece(s, payload, &done, end - done < LONG ? end - done : LONG);
-        await_placed(s, done);
+    for (size_t end = WHOLE - LEFT_LEAST + PIECE; f.done < end;) {
+        say_piece(&f, end - f.done < LONG ? end - f.done : LONG);
+        await_placed(&f);
     }
-    await_placed(s, done);
     stopped = weft_now();
     for (int i = 0; i < 10; i++) { /* less than that is missing: each piece is taken at once */
-        say_piece(s, payload, &done, PIECE);
+        say_piece(&f, PIECE);
         polls(s, 1);
-        assert_int_equal(placed, done);
+        assert_int_equal(placed, f.done);
     }
     stopped = 0;
-    stranger_say(s->fd[1], payload + done, WHOLE - done);
+    stranger_say(s->fd[1], f.payload + f.done, WHOLE - f.done);
     assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE_IMM, 0).comp.imm, 5);
-    assert_true(pair_filled(t.mem, WHOLE, 70));
-    free(payload);
-    target_close(s, &t);
+    assert_true(pair_filled(f.target.mem, WHOLE, 70));
+    flow_end(&f);
+}
+
+/* ... for longer where another one can be read meanwhile. */
+static void with_more_sockets_it_is_a_longer_moment(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_link *first = s->link;
+    uint8_t answer[TCP_HELLO_SIZE];
+    int fd[3];
+    stranger_open_link(s);
+    struct weft_link *link = s->link;
+    for (uint8_t i = 0; i < 3; i++) {
+        struct tcp_hello hello = stranger_hello_for(s, i);
+        hello.sockets = 3;
+        fd[i] = stranger_dial(s);
+        stranger_say_hello(fd[i], hello);
+        stranger_hear(s, fd[i], answer, sizeof answer);
+    }
+    assert_int_equal(stranger_finish_connect(s), 0);
+    s->link = first;
+    struct flow f = flow_begin(s, link, fd[1]);
+    check_pause(&f, TWO_NS);
+    stopped = 0;
+    for (int i = 0; i < 3; i++)
+        close(fd[i]);
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_LINK_DOWN, 0).comp.status, WEFT_EPEER);
+    s->pair.ops->link_close(link);
+    flow_end(&f);
+}
+
+/* Who would sleep is told of what has been left there. */
+static void nobody_sleeps_on_what_was_left(void **state)
+{
+    struct stranger *s = *state;
+    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    say_piece(&f, PIECE);
+    polls(s, 10);
+    assert_int_equal(placed, f.done - PIECE);
+    assert_int_equal(s->pair.ops->wait_fd(s->pair.side[PAIR_B].nic), WEFT_EAGAIN);
+    polls(s, 1);
+    assert_int_equal(placed, f.done);
+    stopped = 0;
+    shutdown(s->fd[1], SHUT_WR);
+    stranger_await_down(s, WEFT_EPEER);
+    flow_end(&f);
+}
+
+/* The end of a connection in a moment in which it is left alone. */
+static void an_end_during_a_pause_is_heard(void **state)
+{
+    struct stranger *s = *state;
+    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    say_piece(&f, PIECE);
+    shutdown(s->fd[1], SHUT_WR);
+    polls(s, 10);
+    stopped = 0;
+    stranger_await_down(s, WEFT_EPEER);
+    assert_int_equal(placed, f.done);
+    flow_end(&f);
 }
 
 /* --- messages that the caller has --------------------------------------------------------------- */
@@ -359,13 +446,23 @@ static void an_end_right_behind_data_is_heard(void **state)
     }
 }
 
+/* Also after a test that has failed while the clock stood. */
+static int teardown(void **state)
+{
+    stopped = 0;
+    return stranger_teardown(state);
+}
+
 int main(void)
 {
-#define CASE(test) cmocka_unit_test_setup_teardown(test, stranger_setup_joined, stranger_teardown)
+#define CASE(test) cmocka_unit_test_setup_teardown(test, stranger_setup_joined, teardown)
     const struct CMUnitTest tests[] = {
         CASE(long_frames_cut_anywhere),
         CASE(long_payload_is_received_in_place),
         CASE(an_emptied_socket_is_left_alone_for_a_moment),
+        CASE(with_more_sockets_it_is_a_longer_moment),
+        CASE(nobody_sleeps_on_what_was_left),
+        CASE(an_end_during_a_pause_is_heard),
         CASE(messages_stay_as_they_are_until_the_next_poll),
         CASE(an_end_right_behind_data_is_heard),
     };

@@ -427,9 +427,11 @@ static void read_hot(struct tcp_poll *poll)
         sock->hot = false;
         nic->hot[i] = nic->hot[--nic->nhot];
     }
+    if (poll->budget > 0)
+        return;
     for (uint32_t i = 0; i < nic->nhot;
          i++) /* the others took all of this poll, and epoll does not tell of these */
-        if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls && !tcp_rx_pauses(nic->hot[i]))
+        if (nic->hot[i]->unwatched && nic->hot[i]->turn != nic->polls)
             tcp_rx_unread(nic->hot[i]);
 }
 

@@ -53,9 +53,10 @@ static void set_int(int fd, int level, int name, int value)
  *
  * The sockets of many conns that fell silent together would be asked together, by one tick of the kernel's timers, which is a
  * quarter of a second wide here: more probes than a queue on their way holds (net.core.netdev_max_backlog: 1000). What is lost
- * would be asked again together, and so on until the last probe: conns were lost in three of seven runs of `weft_perf write
- * --local -t tcp -s 8 -c 9500 -d 9500 -n 9500 --idle 30`, and 10000 to 60000 packets in each (/proc/net/softnet_stat); now 0 to
- * 1500. So each waits for a time of its own, and has more probes.
+ * would be asked again together, and so on until the last probe: conns were lost in three of seven runs of `WEFT_TCP_SOCKETS=2
+ * weft_perf write --local -t tcp -s 8 -c 9500 -d 9500 -n 9500 --idle 30`, and 10000 to 60000 packets in each
+ * (/proc/net/softnet_stat); now 150 to 1500. So they wait, in turns, for different numbers of seconds, from half to all of what there
+ * is time for, and have more probes.
  */
 static void set_keepalive(const struct tcp_sock *sock)
 {
