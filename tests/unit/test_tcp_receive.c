@@ -166,11 +166,52 @@ static void await_delivery(int fd)
     } while (left > 0);
 }
 
+/* --- other links ---------------------------------------------------------------------------------- */
+
+struct other {
+    struct weft_link *link;
+    int fd[2];
+};
+
+/* One more link of the nic, beside that of the fixture. */
+static struct other join_another(struct stranger *s)
+{
+    struct other first = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    stranger_open_link(s);
+    stranger_join(s);
+    struct other made = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    s->link = first.link;
+    memcpy(s->fd, first.fd, sizeof s->fd);
+    return made;
+}
+
+static void close_other(struct stranger *s, const struct other *other)
+{
+    close(other->fd[0]);
+    close(other->fd[1]);
+    struct pair_comp down = pair_wait(&s->pair, PAIR_B, WEFT_OP_LINK_DOWN, 0);
+    assert_ptr_equal(down.comp.link, other->link);
+    assert_int_equal(down.comp.status, WEFT_EPEER);
+    s->pair.ops->link_close(other->link);
+}
+
+static void write_byte(struct stranger *s, const struct other *to, int i, uint8_t byte)
+{
+    uint8_t bytes[TCP_FRAME_MAX + 1];
+    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
+    write.word[1] += (uint64_t)i;
+    size_t len = stranger_encode(bytes, write);
+    bytes[len] = byte;
+    stranger_say(to->fd[0], bytes, len + 1);
+}
+
 /* --- pauses ------------------------------------------------------------------------------------- */
 
 #define WHOLE (FRAMES * LONG) /* one frame */
 #define PIECE 1000
-#define PIECES 120       /* after so many the socket is read all the time, and epoll is not asked for it */
+#define FEW 10     /* pieces after which epoll still watches the socket */
+#define PIECES 120 /* after so many the socket is read all the time, and epoll is not asked for it */
+#define IDLE_POLLS 300 /* nothing is read without epoll any more; it is asked at least once in half of them */
 #define LEFT_LEAST 131072 /* with less to come there is no pause */
 #define ONE_NS 8000       /* how long it takes where one socket carries what is long */
 #define TWO_NS 16000      /* ... and where more do */
@@ -226,15 +267,15 @@ static void await_placed(const struct flow *f)
     }
 }
 
-/* Until the socket is read all the time and epoll is not asked for it; then the clock stands, and a pause has begun. */
-static struct flow flow_begin(struct stranger *s, const struct weft_link *link, int fd)
+/* So many pieces; then the clock stands, and a pause has begun. */
+static struct flow flow_begin(struct stranger *s, const struct weft_link *link, int fd, int pieces)
 {
     struct flow f = {.s = s, .link = (const struct tcp_link *)link, .fd = fd, .target = target_open(s), .payload = malloc(WHOLE)};
     struct tcp_frame frame = {.type = TCP_WRITE_IMM, .len = WHOLE, .id = 5, .word = {LONG_KEY, (uintptr_t)f.target.mem}};
     pair_fill(f.payload, WHOLE, 70);
     stranger_say_frame(fd, frame);
     polls(s, 100);
-    for (int i = 0; i < PIECES; i++) {
+    for (int i = 0; i < pieces; i++) {
         say_piece(&f, PIECE);
         await_placed(&f);
     }
@@ -270,7 +311,7 @@ static void check_pause(struct flow *f, uint64_t ns)
 static void an_emptied_socket_is_left_alone_for_a_moment(void **state)
 {
     struct stranger *s = *state;
-    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    struct flow f = flow_begin(s, s->link, s->fd[1], PIECES);
     check_pause(&f, ONE_NS);
     stopped = 0;
     for (size_t end = WHOLE - LEFT_LEAST + PIECE; f.done < end;) {
@@ -308,7 +349,7 @@ static void with_more_sockets_it_is_a_longer_moment(void **state)
     }
     assert_int_equal(stranger_finish_connect(s), 0);
     s->link = first;
-    struct flow f = flow_begin(s, link, fd[1]);
+    struct flow f = flow_begin(s, link, fd[1], PIECES);
     check_pause(&f, TWO_NS);
     stopped = 0;
     for (int i = 0; i < 3; i++)
@@ -318,17 +359,49 @@ static void with_more_sockets_it_is_a_longer_moment(void **state)
     flow_end(&f);
 }
 
+/* Nor is it read at once because epoll tells of it: while it is read without epoll, too, and when it is not. */
+static void epoll_ends_no_pause(void **state)
+{
+    struct stranger *s = *state;
+    struct other others[TCP_HOT];
+    for (int i = 0; i < TCP_HOT; i++)
+        others[i] = join_another(s);
+    struct flow f = flow_begin(s, s->link, s->fd[1], FEW);
+    const struct tcp_sock *sock = &f.link->socks[1];
+    assert_true(sock->hot && !sock->unwatched);
+    check_pause(&f, ONE_NS);
+    stopped += 2 * TWO_NS;
+    polls(s, IDLE_POLLS);
+    for (int i = 0; i < TCP_HOT; i++)
+        write_byte(s, &others[i], i, (uint8_t)(i + 1));
+    polls(s, IDLE_POLLS / 2);
+    for (int i = 0; i < TCP_HOT; i++)
+        assert_int_equal(s->mem[i], i + 1);
+    say_piece(&f, PIECE);
+    polls(s, IDLE_POLLS / 2);
+    assert_int_equal(placed, f.done);
+    assert_false(sock->hot); /* others are */
+    check_pause(&f, ONE_NS);
+    stopped = 0;
+    for (int i = 0; i < TCP_HOT; i++)
+        close_other(s, &others[i]);
+    shutdown(s->fd[1], SHUT_WR);
+    stranger_await_down(s, WEFT_EPEER);
+    flow_end(&f);
+}
+
 /* Who would sleep is told of what has been left there. */
 static void nobody_sleeps_on_what_was_left(void **state)
 {
     struct stranger *s = *state;
-    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    struct flow f = flow_begin(s, s->link, s->fd[1], PIECES);
     say_piece(&f, PIECE);
     polls(s, 10);
     assert_int_equal(placed, f.done - PIECE);
     assert_int_equal(s->pair.ops->wait_fd(s->pair.side[PAIR_B].nic), WEFT_EAGAIN);
     polls(s, 1);
     assert_int_equal(placed, f.done);
+    check_pause(&f, ONE_NS); /* nor is that the end of pauses */
     stopped = 0;
     shutdown(s->fd[1], SHUT_WR);
     stranger_await_down(s, WEFT_EPEER);
@@ -339,7 +412,7 @@ static void nobody_sleeps_on_what_was_left(void **state)
 static void an_end_during_a_pause_is_heard(void **state)
 {
     struct stranger *s = *state;
-    struct flow f = flow_begin(s, s->link, s->fd[1]);
+    struct flow f = flow_begin(s, s->link, s->fd[1], PIECES);
     say_piece(&f, PIECE);
     shutdown(s->fd[1], SHUT_WR);
     polls(s, 10);
@@ -398,33 +471,6 @@ static void messages_stay_as_they_are_until_the_next_poll(void **state)
 
 /* --- ends --------------------------------------------------------------------------------------- */
 
-struct other {
-    struct weft_link *link;
-    int fd[2];
-};
-
-/* One more link of the nic, beside that of the fixture. */
-static struct other join_another(struct stranger *s)
-{
-    struct other first = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
-    stranger_open_link(s);
-    stranger_join(s);
-    struct other made = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
-    s->link = first.link;
-    memcpy(s->fd, first.fd, sizeof s->fd);
-    return made;
-}
-
-static void write_byte(struct stranger *s, const struct other *to, int i, uint8_t byte)
-{
-    uint8_t bytes[TCP_FRAME_MAX + 1];
-    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
-    write.word[1] += (uint64_t)i;
-    size_t len = stranger_encode(bytes, write);
-    bytes[len] = byte;
-    stranger_say(to->fd[0], bytes, len + 1);
-}
-
 /* Data and the end behind it are one edge of epoll's: who stops reading where the data ends is not told again. */
 static void an_end_right_behind_data_is_heard(void **state)
 {
@@ -461,6 +507,7 @@ int main(void)
         CASE(long_payload_is_received_in_place),
         CASE(an_emptied_socket_is_left_alone_for_a_moment),
         CASE(with_more_sockets_it_is_a_longer_moment),
+        CASE(epoll_ends_no_pause),
         CASE(nobody_sleeps_on_what_was_left),
         CASE(an_end_during_a_pause_is_heard),
         CASE(messages_stay_as_they_are_until_the_next_poll),

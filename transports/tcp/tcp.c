@@ -458,8 +458,8 @@ static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t ev
     }
     if (!note_edges(sock, events))
         return;
-    /* in the next poll: what it tells of may have come after this one's turn */
-    if (sock->turn == nic->polls || poll->budget <= 0) {
+    /* in a later poll: what it tells of may have come after this one's turn */
+    if (sock->turn == nic->polls || poll->budget <= 0 || tcp_rx_pauses(sock)) {
         tcp_rx_unread(sock);
         return;
     }
@@ -471,13 +471,17 @@ static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t ev
         make_hot(nic, sock);
 }
 
-/* Sockets whose turn ended before their bytes did. */
+/* Sockets whose turn ended before their bytes did, and those that bytes came for while they were left alone. */
 static void read_unread(struct tcp_poll *poll)
 {
     struct tcp_nic *nic = poll->nic;
     for (uint32_t n = nic->nunread; n > 0 && nic->unread && poll->budget > 0; n--) {
         struct tcp_sock *sock = nic->unread;
         tcp_rx_forget(sock);
+        if (tcp_rx_pauses(sock)) {
+            tcp_rx_unread(sock);
+            continue;
+        }
         nic->stale = true;
         if (tcp_rx_turn(poll, sock))
             make_hot(nic, sock);
@@ -585,7 +589,7 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     if (!nic->woken)
         read_hot(&poll);
     nic->was_woken = nic->woken;
-    nic->woken = false;
+    nic->woken = nic->sleepy = false;
     if (nic->stirred ||
         poll.n == 0) /* who has got a message is not to wait for acknowledgements */
         run_ready(nic, POLL_BYTES / 2);
@@ -634,6 +638,7 @@ static bool rewatch_hot(struct tcp_nic *nic)
 static int tcp_wait_fd(struct weft_nic *base)
 {
     struct tcp_nic *nic = (struct tcp_nic *)base;
+    nic->sleepy = true;
     if (!rewatch_hot(nic))
         return WEFT_EAGAIN; /* who cannot sleep polls */
     if (nic->stale)

@@ -182,7 +182,7 @@ struct tcp_sock {
     uint64_t lent, executed_to; /* bytes of the stream: the last one out of lent pages; what the peer has executed */
     /* receiving */
     uint32_t executed; /* counted frames of the peer */
-    uint64_t pause;    /* until when who polls all the time leaves it alone; 0: not at all */
+    uint64_t pause;    /* until when it is left alone by who polls all the time; 0: it is not */
     struct tcp_rx rx;
     uint8_t greeting[TCP_HELLO_SIZE]; /* active: the answer, as far as it is here */
     uint32_t greeting_len;
@@ -280,6 +280,7 @@ struct tcp_nic {
     bool full;  /* epoll has refused a socket, and the log says so */
     bool woken; /* wait_fd was called since the last poll: epoll knows better than the hot list */
     bool was_woken;   /* and before the poll before that */
+    bool sleepy;      /* wait_fd was called since the last poll, whatever it said */
     uint64_t checked; /* when links were last checked for silence */
     struct tcp_half half[TCP_HALF_OPEN];
     uint32_t nhalf;
@@ -453,7 +454,7 @@ void tcp_tx_farewell(struct tcp_link *link);
 
 /* Read a socket once or a few times, and do what its frames say. True if anything came. */
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock);
-/* Who polls it without being told of anything leaves it alone for now: more is on its way. */
+/* It is left alone for now, unless somebody is about to sleep: more is on its way. */
 bool tcp_rx_pauses(const struct tcp_sock *sock);
 /* Go on with bytes that were left since comps or budget had run out. */
 void tcp_rx_resume(struct tcp_poll *poll);

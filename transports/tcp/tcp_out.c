@@ -15,9 +15,9 @@
 /* Bytes between looks at a socket's buffer: so many at first, twice as many after each that found it as it should be. */
 #define FIT_EVERY ((uint64_t)1 << 20)
 #define FIT_DOUBLINGS 4
-/* Bounds of a socket's buffer. */
+/* Bounds of a socket's buffer. That of lent pages takes a whole chunk, which the kernel counts as 16 packets of 17 pages each. */
 #define FIT_LEAST (256 * 1024)
-#define FIT_LEAST_LENT (512 * 1024)
+#define FIT_LEAST_LENT (576 * 1024)
 #define FIT_MOST (4 << 20)
 /* Longest round trip, in microseconds, on which buffers are fitted. */
 #define FIT_MAX_RTT_US 1000
@@ -393,7 +393,8 @@ static void let_grow(struct tcp_sock *sock)
  * them, so on short paths it follows that product (twice, and some for a peer that is late). On long
  * ones the kernel's own growth is left alone. Writes of 1 MiB over loopback, depth 64, 2 cores: 2.9
  * GB/s with the kernel's buffers, 3.9 so; with lent pages 12.6 of 512 KiB, 11.5 of 256 KiB or 1 MiB
- * (another machine).
+ * (another machine). With 256 conns, of which each has one write, those 512 KiB took it in two parts: 8.2, and 9.0 of 576
+ * KiB, where one conn has 9.9 (in the slow state, bench/README.md).
  */
 static void fit_buffer(struct tcp_sock *sock)
 {
