@@ -105,12 +105,47 @@ static void injected_messages_that_are_lost(void **state)
     efa_pair_close(&ep);
 }
 
+/* The peer lets go of other memory while this end does not poll, so its endpoint for that moves: what is under way to where it
+ * was ends there, or goes again, and its address is kept until then. */
+static void a_target_that_moves_under_operations(void **state)
+{
+    (void)state;
+    static const enum weft_op ops[] = {WEFT_OP_WRITE, WEFT_OP_READ};
+    for (size_t i = 0; i < ARRAY_LEN(ops); i++) {
+        struct efa_pair ep;
+        efa_pair_open(&ep, LIKE_EFA, NULL);
+        uint8_t *more = calloc(1, 4096);
+        struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
+        struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+        cmd.remote_addr = (uintptr_t)more;
+        cmd.remote_key = other.rkey;
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0); /* both regions are known to A */
+        fake_fabric_set(LIKE_EFA ",delay=1000000000"); /* what ends is not read */
+        cmd = efa_pair_cmd(&ep, ops[i], EFA_PAIR_BYTES);
+        pair_fill(ep.buf[ops[i] == WEFT_OP_READ ? B : A], EFA_PAIR_BYTES, (uint32_t)i);
+        pair_post(&ep.pair, A, &cmd);
+        for (int k = 0; k < 100; k++) {
+            pair_poll(&ep.pair, A);
+            pair_poll(&ep.pair, B);
+        }
+        fake_fabric_set(LIKE_EFA);
+        TEST_UNTIL(ep.pair.ops->mem_dereg(ep.pair.side[B].nic, other.mem) == 0,
+                   pair_poll(&ep.pair, B), "mem_dereg while A does not poll");
+        assert_int_equal(pair_wait(&ep.pair, A, ops[i], 1).comp.status, 0);
+        assert_true(pair_filled(ep.buf[ops[i] == WEFT_OP_READ ? A : B], EFA_PAIR_BYTES, (uint32_t)i));
+        efa_pair_close(&ep);
+        free(more);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_that_fails),
         cmocka_unit_test(a_peer_that_does_not_answer),
         cmocka_unit_test(injected_messages_that_are_lost),
+        cmocka_unit_test(a_target_that_moves_under_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

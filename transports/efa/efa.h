@@ -197,7 +197,7 @@ struct efa_req {
     struct efa_op *op;  /* NULL: its link is gone */
     struct efa_region *region;
     uint64_t offset, len;
-    uint32_t epoch; /* of the target it went to */
+    struct efa_name *target; /* where it went: kept until it has ended */
     bool imm;       /* carries the immediate, or the tag of one */
     bool bulk;      /* counts in link->nbulk */
 };
@@ -585,6 +585,8 @@ struct efa_op *efa_op_asked(struct efa_link *link, uint32_t id, enum weft_op kin
 void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg);
 /* What waits behind all others: reqs that go once more. */
 void efa_req_again(struct efa_nic *nic);
+/* libfabric has it no more. */
+void efa_req_back(struct efa_req *req);
 void efa_req_done(struct efa_req *req, int error, const char *why);
 void efa_req_free(struct efa_nic *nic, struct efa_req *req);
 /* All of the link, but what libfabric has; and then that, too. */

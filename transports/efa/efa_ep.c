@@ -173,11 +173,9 @@ int efa_ep_reset_work(struct efa_nic *nic)
     close_and_drain(nic, &nic->work);
     while (!weft_list_empty(&nic->flying)) {
         struct efa_req *req = WEFT_LIST_OF(nic->flying.next, struct efa_req, in);
-        weft_list_remove(&req->in);
+        efa_req_back(req);
         weft_list_push(&nic->again, &req->in);
-        req->op->link->nflying--;
     }
-    nic->nflying = 0;
     weft_log(WEFT_LOG_DEBUG, "efa", "%s: a new endpoint for work", nic->name);
     int rc = end_open(nic, &nic->work);
     if (rc)

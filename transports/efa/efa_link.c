@@ -378,7 +378,7 @@ static void look_at_work(struct efa_link *link, uint64_t now)
     nic->nwaiting--;
     for (struct weft_list *at = nic->flying.next; !any && at != &nic->flying; at = at->next) {
         const struct efa_req *req = WEFT_LIST_OF(at, struct efa_req, in);
-        any = req->op->link == link && req->epoch != link->epoch;
+        any = req->op->link == link && req->target != link->target;
     }
     if (any)
         efa_ep_reset_work(nic);

@@ -236,15 +236,26 @@ static int req_post(struct efa_req *req, const struct pieces *pieces)
     if (nic->nflying >= nic->flying_most || !efa_quirk_reachable(nic, link->process))
         return -FI_EAGAIN;
     uint64_t flags = FI_DELIVERY_COMPLETE | FI_COMPLETION | (req->imm ? FI_REMOTE_CQ_DATA : 0);
-    req->epoch = link->epoch;
     ssize_t rc = op->op == WEFT_OP_READ ? fi_readmsg(nic->work.ep, &msg, FI_COMPLETION)
                                         : fi_writemsg(nic->work.ep, &msg, flags);
     if (rc)
         return (int)rc;
+    req->target = efa_name_keep(link->target);
     weft_list_push(&nic->flying, &req->in);
     nic->nflying++;
     link->nflying++;
     return 0;
+}
+
+void efa_req_back(struct efa_req *req)
+{
+    struct efa_link *link = req->op->link;
+    struct efa_nic *nic = efa_nic_of(link);
+    weft_list_remove(&req->in);
+    nic->nflying--;
+    link->nflying--;
+    efa_name_put(nic, req->target);
+    req->target = NULL;
 }
 
 /* Is the peer's memory where the region says it is, as far as this end has heard? */
@@ -360,9 +371,7 @@ static void req_end(struct efa_req *req)
 void efa_req_done(struct efa_req *req, int error, const char *why)
 {
     struct efa_link *link = req->op->link;
-    weft_list_remove(&req->in);
-    efa_nic_of(link)->nflying--;
-    link->nflying--;
+    efa_req_back(req);
     if (error && link->state == EFA_LINK_UP)
         retry(req, why);
     else

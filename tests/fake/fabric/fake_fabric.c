@@ -26,6 +26,7 @@
 
 #include "fake_bury.h"
 #include "fake_devices.h"
+#include "fake_going.h"
 #include "fake_gpu.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -214,6 +215,7 @@ struct ep {
     struct object object;
     struct ep *of_cq;
     struct cq *cq;
+    struct fid *av;
     struct fi_ops_msg *msg, msg_own;
     struct fi_ops_rma *rma, rma_own;
     struct fi_ops_ep *ops, own;
@@ -327,6 +329,8 @@ static ssize_t take(struct ep *ep, const struct held *held)
         rc = hand_on(ep, held);
     else
         ep->held[ep->n++] = *held;
+    if (rc == 0 && held->op != 'I')
+        fake_going_begin(ep->object.fid, ep->av, held->addr, held->context);
     ep->posted += is_rma && rc == 0;
     if (is_rma && rc == 0)
         fake_device_carries(ep->device);
@@ -423,6 +427,8 @@ static int own_ep_bind(struct fid *fid, struct fid *to, uint64_t flags)
         ep->of_cq = cq->eps;
         cq->eps = ep;
     }
+    if (to->fclass == FI_CLASS_AV)
+        ep->av = to;
     return ep->object.fid_ops->bind(fid, to, flags);
 }
 
@@ -441,6 +447,7 @@ static int own_ep_close(struct fid *fid)
 {
     struct ep *ep = find(fid);
     struct fid_ep *real = (struct fid_ep *)fid;
+    fake_going_drop(fid);
     forget(&ep->object);
     real->ops = ep->ops;
     if (ep->msg) {
@@ -464,8 +471,11 @@ static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
 {
     struct cq *cq = find(&fid->fid);
     struct fi_cq_data_entry *out = buf, fresh[32];
-    for (struct ep *ep = cq->eps; ep; ep = ep->of_cq)
+    for (struct ep *ep = cq->eps; ep; ep = ep->of_cq) {
+        if (fake_going_lost(ep->object.fid))
+            misuse("an endpoint goes on whose operation is on its way to an address that was removed");
         let_out(ep);
+    }
     ssize_t n = cq->n + 32 <= MOST_POOL ? cq->ops->read(fid, fresh, 32) : 0;
     if (n == -FI_EAVAIL || (n == -FI_EAGAIN && cq->nfailed > 0))
         return -FI_EAVAIL;
@@ -481,6 +491,7 @@ static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
         else if (got == count)
             break;
         else {
+            fake_going_end(cq->pool[i].entry.op_context);
             out[got++] = cq->pool[i].entry;
             memmove(&cq->pool[i], &cq->pool[i + 1], (--cq->n - i) * sizeof cq->pool[0]);
         }
@@ -513,8 +524,13 @@ static const char *own_cq_strerror(struct fid_cq *fid, int code, const void *dat
 static ssize_t own_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, uint64_t flags)
 {
     struct cq *cq = find(&fid->fid);
-    if (cq->nfailed == 0)
-        return cq->ops->readerr(fid, entry, flags);
+    if (cq->nfailed == 0) {
+        ssize_t n = cq->ops->readerr(fid, entry, flags);
+        if (n > 0)
+            fake_going_end(entry->op_context);
+        return n;
+    }
+    fake_going_end(cq->failed[cq->nfailed - 1]);
     *entry = (struct fi_cq_err_entry){.op_context = cq->failed[--cq->nfailed],
                                       .err = FI_EIO,
                                       .prov_errno = efa_errors[atomic_load(&unreachable)
@@ -561,11 +577,25 @@ static int own_cq_open(struct fid_domain *fid, struct fi_cq_attr *attr, struct f
     return 0;
 }
 
+struct av {
+    struct object object;
+    struct fi_ops_av *ops, own;
+};
+
+static int own_av_remove(struct fid_av *fid, fi_addr_t *addrs, size_t count, uint64_t flags)
+{
+    struct av *av = find(&fid->fid);
+    for (size_t i = 0; i < count; i++)
+        fake_going_nowhere(&fid->fid, addrs[i]);
+    return av->ops->remove(fid, addrs, count, flags);
+}
+
 static int own_av_close(struct fid *fid)
 {
-    struct object *object = find(fid);
-    forget(object);
-    free(object);
+    struct av *av = find(fid);
+    forget(&av->object);
+    ((struct fid_av *)fid)->ops = av->ops;
+    free(av);
     return fake_bury(fid);
 }
 
@@ -574,11 +604,15 @@ static int own_av_open(struct fid_domain *fid, struct fi_av_attr *attr, struct f
 {
     struct domain *domain = find(&fid->fid);
     int rc = domain->ops->av_open(fid, attr, out, context);
-    struct object *object = rc ? NULL : calloc(1, sizeof *object);
-    if (!object)
+    struct av *av = rc ? NULL : calloc(1, sizeof *av);
+    if (!av)
         return rc ? rc : -FI_ENOMEM;
-    remember(object, &(*out)->fid);
-    object->fid_own.close = own_av_close;
+    remember(&av->object, &(*out)->fid);
+    av->object.fid_own.close = own_av_close;
+    av->ops = (*out)->ops;
+    av->own = *av->ops;
+    av->own.remove = own_av_remove;
+    (*out)->ops = &av->own;
     return 0;
 }
 
