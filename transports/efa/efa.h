@@ -583,20 +583,30 @@ void efa_op_pump(struct efa_link *link);
 /* That waits for the answer to this question; NULL: none. */
 struct efa_op *efa_op_asked(struct efa_link *link, uint32_t id, enum weft_op kind);
 void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg);
-/* What waits behind all others: reqs that go once more. */
-void efa_req_again(struct efa_nic *nic);
-/* libfabric has it no more. */
-void efa_req_back(struct efa_req *req);
-void efa_req_done(struct efa_req *req, int error, const char *why);
-void efa_req_free(struct efa_nic *nic, struct efa_req *req);
+/* It is over if nothing of it is under way, or left to do. */
+void efa_op_settle(struct efa_op *op);
 /* All of the link, but what libfabric has; and then that, too. */
 void efa_op_drop(struct efa_link *link);
 void efa_op_drop_rest(struct efa_link *link);
 void efa_op_free(struct efa_op *op);
+/* The pieces of its payload. */
+const struct weft_iov_local *efa_op_pieces(const struct efa_op *op, uint32_t *n);
 /* The payload, into as many bytes. */
 void efa_op_gather(const struct efa_op *op, void *to);
 /* n bytes of it, which are within it. */
 void efa_op_scatter(const struct efa_op *op, uint64_t offset, const void *from, size_t n);
+
+/* --- efa_req.c: operations of libfabric --- */
+
+/* The next one of an op that has more to post. False: there is no room. */
+bool efa_req_next(struct efa_op *op, bool bulk);
+/* What waits behind all others: those that go once more. */
+void efa_req_again(struct efa_nic *nic);
+/* libfabric has it no more. */
+void efa_req_back(struct efa_req *req);
+void efa_req_done(struct efa_req *req, int error, const char *why);
+/* Those of the link that would go once more do not. */
+void efa_req_drop(struct efa_link *link);
 
 /* --- efa_poll.c --- */
 

@@ -467,6 +467,12 @@ static int own_ep_close(struct fid *fid)
 
 /* --- completion queues ---------------------------------------------------------------------------------------- */
 
+static void end_going(const struct cq *cq, const void *context)
+{
+    for (const struct ep *ep = cq->eps; ep; ep = ep->of_cq)
+        fake_going_end(ep->object.fid, context);
+}
+
 static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
 {
     struct cq *cq = find(&fid->fid);
@@ -491,7 +497,7 @@ static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
         else if (got == count)
             break;
         else {
-            fake_going_end(cq->pool[i].entry.op_context);
+            end_going(cq, cq->pool[i].entry.op_context);
             out[got++] = cq->pool[i].entry;
             memmove(&cq->pool[i], &cq->pool[i + 1], (--cq->n - i) * sizeof cq->pool[0]);
         }
@@ -527,10 +533,10 @@ static ssize_t own_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, ui
     if (cq->nfailed == 0) {
         ssize_t n = cq->ops->readerr(fid, entry, flags);
         if (n > 0)
-            fake_going_end(entry->op_context);
+            end_going(cq, entry->op_context);
         return n;
     }
-    fake_going_end(cq->failed[cq->nfailed - 1]);
+    end_going(cq, cq->failed[cq->nfailed - 1]);
     *entry = (struct fi_cq_err_entry){.op_context = cq->failed[--cq->nfailed],
                                       .err = FI_EIO,
                                       .prov_errno = efa_errors[atomic_load(&unreachable)

@@ -26,11 +26,11 @@ void fake_going_begin(const struct fid *ep, const struct fid *av, fi_addr_t addr
     pthread_mutex_unlock(&lock);
 }
 
-void fake_going_end(const void *context)
+void fake_going_end(const struct fid *ep, const void *context)
 {
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < n; i++)
-        if (all[i].context == context) {
+        if (all[i].ep == ep && all[i].context == context) {
             all[i] = all[--n];
             break;
         }

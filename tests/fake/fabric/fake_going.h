@@ -9,10 +9,10 @@
 #include <rdma/fi_domain.h>
 #include <stdbool.h>
 
-/* Contexts are unique among those of all endpoints. Aborts if there is no memory. */
+/* Contexts are unique among those of the endpoint. Aborts if there is no memory. */
 void fake_going_begin(const struct fid *ep, const struct fid *av, fi_addr_t addr, const void *context);
 /* One that is not known, such as that of a receive, is none's. */
-void fake_going_end(const void *context);
+void fake_going_end(const struct fid *ep, const void *context);
 /* The endpoint is closed. */
 void fake_going_drop(const struct fid *ep);
 /* The address is removed. */
