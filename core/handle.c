@@ -5,7 +5,7 @@
  * A slot's state holds the generation of the handle that is valid now, the kind of the object and
  * the number of calls that are using it. Slots are never unmapped, so a stale handle can be looked
  * up safely; generations start at a random value, so one from another process is not mistaken for
- * ours.
+ * ours. In a forked child all that the parent had are shut: their sockets and rings are the parent's.
  */
 #include "util.h"
 
@@ -33,6 +33,31 @@ struct slot {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[CHUNKS];
 static uint32_t nslots, free_head = UINT32_MAX, free_tail = UINT32_MAX;
+
+static void lock_all(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void unlock_all(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static struct slot *slot_at(uint32_t i);
+
+static void shut_all(void)
+{
+    for (uint32_t i = 0; i < nslots; i++)
+        atomic_fetch_or(&slot_at(i)->state, SHUT);
+    unlock_all();
+}
+
+static void watch_forks(void)
+{
+    if (pthread_atfork(lock_all, unlock_all, shut_all))
+        weft_log(WEFT_LOG_WARN, "core", "a child of fork must not use handles, and will not be kept from it: no memory");
+}
 
 /* The state of a slot that is open and that nobody uses. */
 static uint64_t opened(uint32_t generation, enum weft__kind kind)
@@ -90,6 +115,8 @@ static int grow(void)
 
 uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     pthread_mutex_lock(&lock);
     if (free_head == UINT32_MAX && grow()) {
         pthread_mutex_unlock(&lock);

@@ -3,6 +3,8 @@
 #include "duo.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define T TEST_DEADLINE_MS
 
@@ -390,6 +392,39 @@ static void stale_foreign_and_null_handles(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+/* What a child does with its parent's handles does nothing to them. */
+static void a_forked_child_has_no_handles(void **state)
+{
+    (void)state;
+    static char memory[64];
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    weft_conn_t conn, other;
+    weft_mem_t mem;
+    struct weft_remote remote;
+    int status;
+    duo_join(a, b, &conn, &other);
+    WEFT_OK(weft_mem_reg(b, memory, sizeof memory, NULL, &mem));
+    WEFT_OK(weft_mem_advertise(mem, memory, sizeof memory, &remote));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool refused = weft_write(conn, "child", 5, &remote, 0, 0) == WEFT_EHANDLE &&
+                       weft_notify(conn, "child", 5, 0) == WEFT_EHANDLE &&
+                       weft_endpoint_progress(a, 0) == WEFT_EHANDLE &&
+                       weft_mem_dereg(mem) == WEFT_EHANDLE &&
+                       weft_conn_close(conn) == WEFT_EHANDLE &&
+                       weft_endpoint_close(a) == WEFT_EHANDLE &&
+                       weft_endpoint_close(b) == WEFT_EHANDLE;
+        _exit(refused ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_int_equal(WEFT_OK(weft_write(conn, "parent", 6, &remote, 0, T)), 6);
+    assert_memory_equal(memory, "parent", 6);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
 #define ALONE(test) cmocka_unit_test(test)
 
 int main(void)
@@ -409,6 +444,7 @@ int main(void)
         ALONE(callers_alone_can_make_progress),
         ALONE(close_ends_what_waits),
         ALONE(stale_foreign_and_null_handles),
+        ALONE(a_forked_child_has_no_handles),
     };
     return DUO_MAIN("endpoint_life", tests);
 }

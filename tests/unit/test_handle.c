@@ -4,6 +4,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "util.h"
 
@@ -124,12 +126,36 @@ static void lookups_race_with_closing(void **state)
     }
 }
 
+/* It has its own, and its parent's stay as they are. */
+static void a_forked_child_has_none_of_them(void **state)
+{
+    (void)state;
+    int object, status;
+    uint64_t h = weft__handle_open(WEFT__CONN, &object, NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bool none = !weft__handle_get(h, WEFT__CONN) && !weft__handle_peek(h, WEFT__CONN, NULL) &&
+                    !weft__handle_shut(h, WEFT__CONN);
+        uint64_t own = weft__handle_open(WEFT__CONN, &object, NULL);
+        bool works = own && own != h && weft__handle_get(own, WEFT__CONN) == &object;
+        _exit(none && works ? 0 : 1);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_ptr_equal(weft__handle_get(h, WEFT__CONN), &object);
+    weft__handle_put(h);
+    assert_true(weft__handle_shut(h, WEFT__CONN));
+    weft__handle_drain(h, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_handle_names_its_object),
         cmocka_unit_test(wrong_handles_are_refused),
         cmocka_unit_test(a_recycled_slot_has_another_handle),
+        cmocka_unit_test(a_forked_child_has_none_of_them),
         cmocka_unit_test(draining_waits_for_users),
         cmocka_unit_test(lookups_race_with_closing),
     };
