@@ -109,6 +109,13 @@ bool weft__address_is_any(const struct weft__address *a)
     return ((const struct sockaddr_in *)&a->sa)->sin_addr.s_addr == htonl(INADDR_ANY);
 }
 
+bool weft__address_is_loopback(const struct weft__address *a)
+{
+    if (a->sa.ss_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&a->sa)->sin6_addr);
+    return ntohl(((const struct sockaddr_in *)&a->sa)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
 static bool usable(const struct ifaddrs *i, int family, bool loopback)
 {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP) || !!(i->ifa_flags & IFF_LOOPBACK) != loopback)

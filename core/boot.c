@@ -276,8 +276,9 @@ static void try_connect(struct weft__boot *boot, int error)
         boot->try_until = now + left / (uint64_t)(boot->naddrs - boot->addr + 1);
         return;
     }
-    weft__boot_fail(boot, -error, "cannot connect to %s: %s", boot->conn->peer_text,
-                    strerror(error));
+    const char *hint = boot->conn->hint ? boot->conn->hint : "";
+    weft__boot_fail(boot, -error, "cannot connect to %s: %s%s", boot->conn->peer_text,
+                    strerror(error), hint);
 }
 
 void weft__boot_elsewhere(struct weft__boot *boot, int status, const char *fmt, ...)

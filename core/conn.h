@@ -48,6 +48,7 @@ struct weft__conn {
     enum weft_conn_state state;
     int status;
     bool initiator, same_host, user_closed;
+    const char *hint; /* why it may be that the peer is not reached; NULL: none */
     char why[256], peer_text[96], transport[16];
     struct weft__address peer_addr;
     uint8_t peer_uuid[16];

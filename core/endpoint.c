@@ -410,7 +410,8 @@ static int metadata_addresses(const struct metadata *m, struct weft__address *li
 #define CONNECT_SLACK_MS 1000
 
 static int start_connect(struct weft__endpoint *ep, const struct weft__address *list, int n,
-                         const uint8_t *uuid, const struct weft_connect_opts *o, weft_conn_t *out)
+                         const uint8_t *uuid, const char *hint, const struct weft_connect_opts *o,
+                         weft_conn_t *out)
 {
     struct weft__conn *conn;
     int rc = weft__conn_open(ep, true, &conn);
@@ -418,6 +419,7 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
         return rc;
     int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
     weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
+    conn->hint = hint;
     weft_conn_t handle = conn->handle;
     pthread_mutex_lock(&ep->boot_lock);
     rc = weft__boot_connect(conn, list, n, uuid, o->transport ? o->transport : "",
@@ -454,6 +456,17 @@ static int check_connect(const struct weft_connect_opts *opts, struct weft_conne
     return rc;
 }
 
+/* The default listens on loopback only, and so nobody is there, or somebody else. */
+static const char *hint_of(const struct weft__endpoint *ep, const struct metadata *m,
+                           const struct weft__address *list, int n)
+{
+    bool loopback = !weft__host_same(&ep->host, &m->host);
+    for (int i = 0; i < n; i++)
+        loopback &= weft__address_is_loopback(&list[i]);
+    return loopback ? "; the peer listens on loopback only, of another host or network namespace (there: WEFT_LISTEN)"
+                    : NULL;
+}
+
 int weft_endpoint_connect(weft_endpoint_t handle, const void *metadata, size_t len,
                           const struct weft_connect_opts *opts, weft_conn_t *conn)
 {
@@ -470,7 +483,7 @@ int weft_endpoint_connect(weft_endpoint_t handle, const void *metadata, size_t l
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    rc = start_connect(ep, list, rc, m.info.uuid, &o, conn);
+    rc = start_connect(ep, list, rc, m.info.uuid, hint_of(ep, &m, list, rc), &o, conn);
     weft__handle_put(handle);
     return rc;
 }
@@ -492,7 +505,7 @@ int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    rc = start_connect(ep, &a, 1, NULL, &o, conn);
+    rc = start_connect(ep, &a, 1, NULL, NULL, &o, conn);
     weft__handle_put(handle);
     return rc;
 }

@@ -143,6 +143,7 @@ void weft__address_host(const struct weft__address *a, char *text, size_t cap);
 uint16_t weft__address_port(const struct weft__address *a);
 void weft__address_set_port(struct weft__address *a, uint16_t port);
 bool weft__address_is_any(const struct weft__address *a);
+bool weft__address_is_loopback(const struct weft__address *a);
 /* Addresses under which an endpoint bound to `bound` can be reached, best first. */
 int weft__address_list(const struct weft__address *bound, struct weft__address *list, int max);
 

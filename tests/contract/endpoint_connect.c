@@ -476,6 +476,24 @@ static void a_full_backlog_refuses(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+/* Its metadata comes from another host, and names an address that is this one's own. */
+static void a_peer_that_listens_on_its_loopback(void **state)
+{
+    (void)state;
+    enum { BOOT_ID = 4 + 2 + 2 + 16 }; /* where it is in metadata */
+    char bytes[WEFT_METADATA_MAX];
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    weft_conn_t conn;
+    int len = metadata_of(b, bytes);
+    WEFT_OK(weft_endpoint_close(b));
+    WEFT_FAILS(-ECONNREFUSED, weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn));
+    assert_null(strstr(weft_last_error(), "loopback"));
+    bytes[BOOT_ID] ^= 1;
+    WEFT_FAILS(-ECONNREFUSED, weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn));
+    CHECK(strstr(weft_last_error(), "loopback only"), "%s", weft_last_error());
+    WEFT_OK(weft_endpoint_close(a));
+}
+
 /* Endpoints that have no transport in common say so. */
 static void no_common_transport(void **state)
 {
@@ -522,6 +540,7 @@ int main(void)
         ALONE(garbage_metadata_and_addresses),
         ALONE(nobody_accepts_in_time),
         ALONE(a_full_backlog_refuses),
+        ALONE(a_peer_that_listens_on_its_loopback),
         ALONE(no_common_transport),
     };
     return DUO_MAIN("endpoint_connect", tests);

@@ -165,7 +165,7 @@ case_server() {
 case_client() {
     random_file big $((8 * PIECE))
     serve 127.0.0.1:0
-    start_pull --limit 16 --depth 2
+    start_pull --limit 8 --depth 2
     wait_for_bytes $((4 * PIECE))
     kill -9 $client
     wait $client 2>/dev/null
