@@ -382,11 +382,14 @@ static void epoll_ends_no_pause(void **state)
     assert_int_equal(placed, f.done);
     assert_false(sock->hot); /* others are */
     check_pause(&f, ONE_NS);
+    say_piece(&f, PIECE);
+    shutdown(s->fd[1], SHUT_WR);
+    polls(s, IDLE_POLLS); /* that it tells of an end does */
+    assert_int_equal(placed, f.done);
     stopped = 0;
+    stranger_await_down(s, WEFT_EPEER);
     for (int i = 0; i < TCP_HOT; i++)
         close_other(s, &others[i]);
-    shutdown(s->fd[1], SHUT_WR);
-    stranger_await_down(s, WEFT_EPEER);
     flow_end(&f);
 }
 
@@ -492,6 +495,43 @@ static void an_end_right_behind_data_is_heard(void **state)
     }
 }
 
+/* What was received waits for its caller, who takes one at a time, and the end is behind it. */
+static void an_end_behind_what_waits_is_heard(void **state)
+{
+    enum { MESSAGES = 10 };
+    struct stranger *s = *state;
+    struct other others[TCP_HOT];
+    for (int i = 0; i < TCP_HOT; i++)
+        others[i] = join_another(s);
+    struct other last = join_another(s);
+    for (int i = 0; i < TCP_HOT; i++)
+        write_byte(s, &others[i], i, (uint8_t)(i + 1));
+    polls(s, IDLE_POLLS / 2);
+    uint8_t bytes[MESSAGES * (TCP_FRAME_MAX + 1)] = {0};
+    size_t len = 0;
+    for (int i = 0; i < MESSAGES; i++)
+        len += stranger_encode(bytes + len, (struct tcp_frame){.type = TCP_SEND, .len = 1}) + 1;
+    stranger_say(last.fd[0], bytes, len);
+    shutdown(last.fd[0], SHUT_WR);
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    int messages = 0;
+    for (bool down = false; !down;) {
+        struct weft_comp comp;
+        if (s->pair.ops->poll(s->pair.side[PAIR_B].nic, &comp, 1) == 1) {
+            assert_ptr_equal(comp.link, last.link);
+            down = comp.op == WEFT_OP_LINK_DOWN;
+            messages += comp.op == WEFT_OP_RECV;
+        }
+        assert_true(weft_now() < deadline);
+    }
+    assert_int_equal(messages, MESSAGES);
+    close(last.fd[0]);
+    close(last.fd[1]);
+    s->pair.ops->link_close(last.link);
+    for (int i = 0; i < TCP_HOT; i++)
+        close_other(s, &others[i]);
+}
+
 /* Also after a test that has failed while the clock stood. */
 static int teardown(void **state)
 {
@@ -512,6 +552,7 @@ int main(void)
         CASE(an_end_during_a_pause_is_heard),
         CASE(messages_stay_as_they_are_until_the_next_poll),
         CASE(an_end_right_behind_data_is_heard),
+        CASE(an_end_behind_what_waits_is_heard),
     };
     return cmocka_run_group_tests_name("tcp_receive", tests, NULL, NULL);
 }

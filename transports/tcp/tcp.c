@@ -447,6 +447,15 @@ static bool note_edges(struct tcp_sock *sock, uint32_t events)
     return (events & EPOLLIN) || sock->ending;
 }
 
+/* More than the hot ones are: epoll is asked again at once. */
+static void note_at_work(struct tcp_nic *nic, const struct tcp_sock *sock)
+{
+    if (sock->hot)
+        return;
+    nic->quiet = QUIET_MOST;
+    nic->patience = QUIET_LEAST;
+}
+
 static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t events)
 {
     struct tcp_nic *nic = poll->nic;
@@ -458,14 +467,11 @@ static void sock_event(struct tcp_poll *poll, struct tcp_sock *sock, uint32_t ev
     }
     if (!note_edges(sock, events))
         return;
+    note_at_work(nic, sock);
     /* in a later poll: what it tells of may have come after this one's turn */
     if (sock->turn == nic->polls || poll->budget <= 0 || tcp_rx_pauses(sock)) {
         tcp_rx_unread(sock);
         return;
-    }
-    if (!sock->hot) { /* more than the hot ones are at work: ask again at once */
-        nic->quiet = QUIET_MOST;
-        nic->patience = QUIET_LEAST;
     }
     if (tcp_rx_turn(poll, sock))
         make_hot(nic, sock);
@@ -483,6 +489,7 @@ static void read_unread(struct tcp_poll *poll)
             continue;
         }
         nic->stale = true;
+        note_at_work(nic, sock);
         if (tcp_rx_turn(poll, sock))
             make_hot(nic, sock);
     }

@@ -563,10 +563,11 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
         any = true;
         left -= n;
         poll->budget -= n;
-        if (!parse(poll, sock))
-            break;
+        bool on = parse(poll, sock);
         /* fewer than there was room for is all there is, but for the end of the stream */
         drained = drained && !sock->ending;
+        if (!on)
+            break;
     }
     turn_end(poll->nic, &sock->rx);
     if (any)
