@@ -8,7 +8,7 @@
  *
  * Handles are 64-bit values with a generation, never pointers: using one that was closed, is
  * foreign or is of another kind gives WEFT_EHANDLE. 0 is never a handle. A handle belongs to the
- * process that made it; after fork the child must not use the parent's.
+ * process that made it: to a child of fork its parent's are stale, and it opens its own.
  *
  * Threads. Every function may be called from any thread, on the same objects at once.
  *
@@ -218,8 +218,9 @@ struct weft_mem_opts {
  * backend: Weft pins it when it is first used so. It stays
  * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
- * Read-only memory may be registered with WEFT_READ. A page that cannot be read or written when a
- * peer's operation gets to it ends that operation with -EFAULT, or the conn.
+ * Read-only memory may be registered with WEFT_READ. Pages stay accessible as registered (a file that they are mapped from does not
+ * become shorter): the first to touch one that is not may be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or
+ * a nic, the operation ends with -EFAULT, or the conn does.
  */
 WEFT_API int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
                           const struct weft_mem_opts *opts, weft_mem_t *mem);
