@@ -106,6 +106,17 @@ void stranger_open_link(struct stranger *s)
                      TCP_ADDRESS_SIZE);
 }
 
+struct stranger_link stranger_join_another(struct stranger *s)
+{
+    struct stranger_link first = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    stranger_open_link(s);
+    stranger_join(s);
+    struct stranger_link made = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
+    s->link = first.link;
+    memcpy(s->fd, first.fd, sizeof s->fd);
+    return made;
+}
+
 int stranger_setup(void **state)
 {
     struct stranger *s = calloc(1, sizeof *s);

@@ -47,6 +47,12 @@ int stranger_finish_connect(struct stranger *s);
 /* Both sockets of the link become ours. */
 void stranger_join(struct stranger *s);
 void stranger_open_link(struct stranger *s);
+/* One more link of the nic, beside that of the fixture; its peer is us, too. */
+struct stranger_link {
+    struct weft_link *link;
+    int fd[2];
+};
+struct stranger_link stranger_join_another(struct stranger *s);
 /* Fixtures: outside, or with the link up. */
 int stranger_setup(void **state);
 int stranger_setup_joined(void **state);

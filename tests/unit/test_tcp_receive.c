@@ -3,12 +3,12 @@
  * How tcp receives (transports/tcp/tcp_rx.c): frames cut anywhere on a socket for long ones, payload that goes straight to its
  * place, messages that stay with the caller while more is received, ends right behind data.
  */
+#include "still_clock.h"
 #include "tcp_stranger.h"
 
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "transports/tcp/tcp.h"
 
@@ -168,24 +168,7 @@ static void await_delivery(int fd)
 
 /* --- other links ---------------------------------------------------------------------------------- */
 
-struct other {
-    struct weft_link *link;
-    int fd[2];
-};
-
-/* One more link of the nic, beside that of the fixture. */
-static struct other join_another(struct stranger *s)
-{
-    struct other first = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
-    stranger_open_link(s);
-    stranger_join(s);
-    struct other made = {.link = s->link, .fd = {s->fd[0], s->fd[1]}};
-    s->link = first.link;
-    memcpy(s->fd, first.fd, sizeof s->fd);
-    return made;
-}
-
-static void close_other(struct stranger *s, const struct other *other)
+static void close_other(struct stranger *s, const struct stranger_link *other)
 {
     close(other->fd[0]);
     close(other->fd[1]);
@@ -195,7 +178,7 @@ static void close_other(struct stranger *s, const struct other *other)
     s->pair.ops->link_close(other->link);
 }
 
-static void write_byte(struct stranger *s, const struct other *to, int i, uint8_t byte)
+static void write_byte(struct stranger *s, const struct stranger_link *to, int i, uint8_t byte)
 {
     uint8_t bytes[TCP_FRAME_MAX + 1];
     struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
@@ -216,18 +199,6 @@ static void write_byte(struct stranger *s, const struct other *to, int i, uint8_
 #define ONE_NS 8000       /* how long it takes where one socket carries what is long */
 #define TWO_NS 16000      /* ... and where more do */
 #define LITTLE_NS 100
-
-static uint64_t stopped; /* the clock: stands still here; 0: it goes */
-
-int __real_clock_gettime(clockid_t id, struct timespec *at);
-int __wrap_clock_gettime(clockid_t id, struct timespec *at);
-int __wrap_clock_gettime(clockid_t id, struct timespec *at)
-{
-    if (!stopped)
-        return __real_clock_gettime(id, at);
-    *at = (struct timespec){(time_t)(stopped / 1000000000u), (long)(stopped % 1000000000u)};
-    return 0;
-}
 
 /* A link whose second socket is in the middle of one long frame. */
 struct flow {
@@ -363,9 +334,9 @@ static void with_more_sockets_it_is_a_longer_moment(void **state)
 static void epoll_ends_no_pause(void **state)
 {
     struct stranger *s = *state;
-    struct other others[TCP_HOT];
+    struct stranger_link others[TCP_HOT];
     for (int i = 0; i < TCP_HOT; i++)
-        others[i] = join_another(s);
+        others[i] = stranger_join_another(s);
     struct flow f = flow_begin(s, s->link, s->fd[1], FEW);
     const struct tcp_sock *sock = &f.link->socks[1];
     assert_true(sock->hot && !sock->unwatched);
@@ -478,9 +449,9 @@ static void messages_stay_as_they_are_until_the_next_poll(void **state)
 static void an_end_right_behind_data_is_heard(void **state)
 {
     struct stranger *s = *state;
-    struct other others[LINKS];
+    struct stranger_link others[LINKS];
     for (int i = 0; i < LINKS; i++)
-        others[i] = join_another(s);
+        others[i] = stranger_join_another(s);
     for (int i = 0; i < LINKS; i++) {
         write_byte(s, &others[i], i, (uint8_t)(i + 1));
         shutdown(others[i].fd[0], SHUT_WR);
@@ -500,10 +471,10 @@ static void an_end_behind_what_waits_is_heard(void **state)
 {
     enum { MESSAGES = 10 };
     struct stranger *s = *state;
-    struct other others[TCP_HOT];
+    struct stranger_link others[TCP_HOT];
     for (int i = 0; i < TCP_HOT; i++)
-        others[i] = join_another(s);
-    struct other last = join_another(s);
+        others[i] = stranger_join_another(s);
+    struct stranger_link last = stranger_join_another(s);
     for (int i = 0; i < TCP_HOT; i++)
         write_byte(s, &others[i], i, (uint8_t)(i + 1));
     polls(s, IDLE_POLLS / 2);
