@@ -456,7 +456,7 @@ static int check_connect(const struct weft_connect_opts *opts, struct weft_conne
     return rc;
 }
 
-/* The default listens on loopback only, and so nobody is there, or somebody else. */
+/* Why nobody may be there: the default listens on loopback only. */
 static const char *hint_of(const struct weft__endpoint *ep, const struct metadata *m,
                            const struct weft__address *list, int n)
 {

@@ -34,31 +34,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(struct slot *) chunks[CHUNKS];
 static uint32_t nslots, free_head = UINT32_MAX, free_tail = UINT32_MAX;
 
-static void lock_all(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void unlock_all(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-static struct slot *slot_at(uint32_t i);
-
-static void shut_all(void)
-{
-    for (uint32_t i = 0; i < nslots; i++)
-        atomic_fetch_or(&slot_at(i)->state, SHUT);
-    unlock_all();
-}
-
-static void watch_forks(void)
-{
-    if (pthread_atfork(lock_all, unlock_all, shut_all))
-        weft_log(WEFT_LOG_WARN, "core", "a child of fork must not use handles, and will not be kept from it: no memory");
-}
-
 /* The state of a slot that is open and that nobody uses. */
 static uint64_t opened(uint32_t generation, enum weft__kind kind)
 {
@@ -111,6 +86,30 @@ static int grow(void)
     for (int i = 0; i < CHUNK; i++)
         give(nslots++);
     return 0;
+}
+
+/* What a child has of the table is whole, and all of it shut. */
+static void lock_all(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void unlock_all(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void shut_all(void)
+{
+    for (uint32_t i = 0; i < nslots; i++)
+        atomic_fetch_or(&slot_at(i)->state, SHUT);
+    unlock_all();
+}
+
+static void watch_forks(void)
+{
+    if (pthread_atfork(lock_all, unlock_all, shut_all))
+        weft_log(WEFT_LOG_WARN, "core", "a child of fork must not use handles, and will not be kept from it: no memory");
 }
 
 uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)

@@ -194,10 +194,10 @@ struct efa_op {
 struct efa_req {
     struct efa_call call;
     struct weft_list in; /* nic->flying; nic->again: to be posted once more; nic->free_reqs */
-    struct efa_op *op;  /* NULL: its link is gone */
+    struct efa_op *op;
     struct efa_region *region;
     uint64_t offset, len;
-    struct efa_name *target; /* where it went: kept until it has ended */
+    struct efa_name *target; /* where it went, while libfabric has it: its address stays so long */
     bool imm;       /* carries the immediate, or the tag of one */
     bool bulk;      /* counts in link->nbulk */
 };
