@@ -6,12 +6,15 @@
 #include "contract/pair.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+
+#include "transports/tcp/tcp.h"
 
 #define TO_AND_FRO 300
 #define COOL 1000 /* polls in which nothing comes: more than a socket stays hot for */
@@ -20,6 +23,9 @@
 #define BIG (4u << 20)
 #define ALONE 12 /* polls of who floods, for one of the target */
 #define SELDOM_MS 20 /* between polls of one who does not sleep */
+#define TURNS 400   /* messages over many links in turn */
+#define SETTLED 100 /* of which the first ones are not counted */
+#define TURN_POLLS 3 /* of the target, for one of them: 1 or 2, and 8 if epoll is asked once the hot ones have found nothing for a while */
 /* In which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at. */
 #define GONE_MS 8000
 #define MOST_POLLS                                                                                \
@@ -95,6 +101,42 @@ static void a_flood_of_others_does_not_silence_it(void **state)
     p->a.other = &p->b;
     p->b.other = &p->a;
     pair_settle(p, A);
+}
+
+static uint64_t asked; /* looks at epoll */
+
+int __real_epoll_wait(int epoll, struct epoll_event *events, int max, int timeout);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int max, int timeout);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int max, int timeout)
+{
+    asked++;
+    return __real_epoll_wait(epoll, events, max, timeout);
+}
+
+/* More links than sockets are read without asking epoll, one message at a time. */
+static void many_in_turn_are_heard_at_once(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 4096, 0, 0), far = pair_buf(p, B, 4096, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100);
+    size_t first, polls = 0;
+    for (int i = 1; i < 2 * TCP_HOT; i++)
+        pair_link(p, A);
+    to_and_fro(p, near, far);
+    p->a.other = p->b.other = NULL;
+    for (int i = 0; i < TURNS; i++) {
+        size_t had = p->b.narrivals;
+        assert_int_equal(side_post_many(&p->a, i % (2 * TCP_HOT), &there, 1, &first), 1);
+        TEST_UNTIL(p->b.narrivals > had, both(p); polls += i >= SETTLED, "a message of many");
+    }
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    CHECK(polls < TURN_POLLS * (TURNS - SETTLED), "%d messages took %zu polls", TURNS - SETTLED, polls);
+    /* and when only one is left, it is read without epoll again */
+    to_and_fro(p, near, far);
+    asked = 0;
+    to_and_fro(p, near, far);
+    CHECK(asked < TO_AND_FRO, "epoll was asked %" PRIu64 " times", asked);
 }
 
 /* An epoll that takes no more sockets, as with /proc/sys/fs/epoll/max_user_watches of a busy machine. */
@@ -184,6 +226,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_ONE(who_has_cooled_hears),
         IN_ONE(a_flood_of_others_does_not_silence_it),
+        IN_ONE(many_in_turn_are_heard_at_once),
         IN_ONE(where_epoll_is_full_no_one_sleeps),
         IN_ONE(who_polls_seldom_finds_that_a_host_is_gone),
     };

@@ -19,6 +19,9 @@
 #define QUIET_MOST 128
 /* A hot socket that had nothing in so many polls in a row is not hot any more. */
 #define HOT_MISSES 200
+/* If more than TCP_HOT sockets had something in so many polls that found any, none is hot: epoll tells of all of them by
+ * one system call, where the hot ones would be asked in vain, one by one, while the others wait. */
+#define CROWD_POLLS 64
 /*
  * A hot socket that had something in so many polls while nobody slept is taken out of epoll's set until someone is
  * about to sleep: else each arrival queues an event, on the processor of who sends and with the socket locked, that nobody
@@ -124,6 +127,7 @@ static struct tcp_nic *nic_new(void)
     nic->parked_tail = &nic->parked;
     nic->unread_tail = &nic->unread;
     nic->patience = QUIET_LEAST;
+    nic->busy_round = 1;
     for (int i = 0; i < TCP_HALF_OPEN; i++)
         nic->half[i].fd = -1;
     read_settings(nic);
@@ -355,7 +359,7 @@ static void run_ready(struct tcp_nic *nic, int64_t budget)
 
 static void make_hot(struct tcp_nic *nic, struct tcp_sock *sock)
 {
-    if (sock->hot || nic->nhot == TCP_HOT || sock->state != TCP_JOINED)
+    if (sock->hot || nic->crowd || nic->nhot == TCP_HOT || sock->state != TCP_JOINED)
         return;
     sock->hot = true;
     sock->misses = sock->hits = 0;
@@ -384,16 +388,37 @@ int tcp_rewatch(struct tcp_sock *sock)
     return 0;
 }
 
-/* It is read without asking epoll. False: not any more. */
+/* Leave it to epoll. False: that would not tell of it. */
+static bool cool(struct tcp_nic *nic, uint32_t i)
+{
+    struct tcp_sock *sock = nic->hot[i];
+    sock->misses = 0;
+    if (tcp_rewatch(sock) < 0)
+        return false;
+    sock->hot = false;
+    nic->hot[i] = nic->hot[--nic->nhot];
+    return true;
+}
+
+/* After a poll that found something. */
+static void look_for_crowd(struct tcp_nic *nic)
+{
+    if (++nic->busy_polls < CROWD_POLLS && (nic->crowd || nic->nbusy <= TCP_HOT))
+        return;
+    nic->crowd = nic->nbusy > TCP_HOT;
+    nic->busy_round++;
+    nic->busy_polls = nic->nbusy = 0;
+    for (uint32_t i = nic->crowd ? nic->nhot : 0; i > 0; i--)
+        cool(nic, i - 1);
+}
+
+/* It is read without asking epoll. False: it has had nothing for long. */
 static bool stays_hot(struct tcp_nic *nic, struct tcp_sock *sock, bool any)
 {
     sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
     if (any && !sock->unwatched && ++sock->hits == HITS)
         unwatch(nic, sock);
-    if (sock->misses < HOT_MISSES)
-        return true;
-    sock->misses = 0;
-    return tcp_rewatch(sock) < 0; /* epoll would not tell of it */
+    return sock->misses < HOT_MISSES;
 }
 
 /* More than one look at a socket that is the only one to wait for, and that epoll does not tell of: of what is between two polls
@@ -420,12 +445,8 @@ static void read_hot(struct tcp_poll *poll)
         nic->stale |= any;
         if (i >= nic->nhot || nic->hot[i] != sock)
             continue; /* its link is dead */
-        if (stays_hot(nic, sock, any)) {
+        if (stays_hot(nic, sock, any) || !cool(nic, i))
             i++;
-            continue;
-        }
-        sock->hot = false;
-        nic->hot[i] = nic->hot[--nic->nhot];
     }
     if (poll->budget > 0)
         return;
@@ -595,6 +616,8 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         read_epoll(&poll);
     if (!nic->woken)
         read_hot(&poll);
+    if (poll.found)
+        look_for_crowd(nic);
     nic->was_woken = nic->woken;
     nic->woken = nic->sleepy = false;
     if (nic->stirred ||

@@ -165,6 +165,7 @@ struct tcp_sock {
     bool unproven;    /* has sent, and is not known to be acknowledged by the peer's kernel */
     uint64_t suspect; /* since when the peer's kernel has been silent, 0: it is not */
     uint64_t turn;    /* number of the poll that last read it */
+    uint64_t busy_round; /* nic->busy_round in which it last had something */
     struct tcp_sock *parked_next, *unread_next;
     /* sending */
     struct tcp_buf *out;
@@ -268,6 +269,9 @@ struct tcp_nic {
     uint32_t nunread;
     struct tcp_sock *hot[TCP_HOT];
     uint32_t nhot, nblocked;
+    uint64_t busy_round;         /* from 1 */
+    uint32_t nbusy, busy_polls;  /* in this round: sockets that had something, and polls that found any */
+    bool crowd; /* more sockets are at work than are worth asking one by one: none is hot */
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
     bool stirred; /* a link has become ready for more than to acknowledge */
@@ -292,6 +296,7 @@ struct tcp_poll {
     struct weft_comp *comps;
     int n, max;
     int64_t budget; /* bytes of work left */
+    bool found;     /* a socket had something */
 };
 
 static inline struct tcp_nic *tcp_nic_of(const struct tcp_link *link)

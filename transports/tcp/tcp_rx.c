@@ -549,6 +549,15 @@ bool tcp_rx_pauses(const struct tcp_sock *sock)
            weft_now() < sock->pause;
 }
 
+/* For who asks whether there is a crowd. */
+static void count_busy(struct tcp_poll *poll, struct tcp_sock *sock)
+{
+    struct tcp_nic *nic = poll->nic;
+    poll->found = true;
+    nic->nbusy += sock->busy_round != nic->busy_round;
+    sock->busy_round = nic->busy_round;
+}
+
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     bool any = false, drained = false;
@@ -570,8 +579,10 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
             break;
     }
     turn_end(poll->nic, &sock->rx);
-    if (any)
+    if (any) {
         sock->pause = drained ? pause_until(sock) : 0;
+        count_busy(poll, sock);
+    }
     if (!drained && sock->link->state == TCP_LINK_UP)
         tcp_rx_unread(sock);
     return any;
