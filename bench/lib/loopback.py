@@ -144,6 +144,15 @@ def local_rows(t):
 
 
 CONNS_ROW = f"tcp write 1 MiB, {CONNS_DEPTH} under way"
+TURNS = (1, 8, 64)
+TURNS_ALONE = f"tcp {SMALL} B writes by conns in turn, one at a time"
+TURNS_RATE = f"tcp {SMALL} B writes by conns in turn, {DEPTH} under way"
+
+
+def by_turns(n):
+    return f"Weft, {n} conn{'s' if n > 1 else ''}"
+
+
 MEMORY = "memory of an idle conn"
 IDLE = f"CPU of idle conns in {IDLE_S} s"
 MANY = f"{IDLE_MANY} conns"
@@ -155,6 +164,10 @@ def conns_rows(t):
         "Weft, 1 conn": lambda: t.tcp.bandwidth("write", MIB, *depth),
         f"Weft, {CONNS} conns": lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns",
                                                          str(CONNS))})
+    yield Row(TURNS_ALONE, "us", {by_turns(n): lambda n=n: t.tcp.latency(
+        "write", SMALL, "--depth", "1", "--conns", str(n)) for n in TURNS})
+    yield Row(TURNS_RATE, "M/s", {by_turns(n): lambda n=n: t.tcp.rate(
+        "write", SMALL, "--conns", str(n)) for n in TURNS})
 
 
 def idle_rows(t):
@@ -221,6 +234,9 @@ def goals():
     yield Goal(f"{RATE}, local >= 5 M/s", (RATE, "Weft local"), ">=", 5)
     yield Goal(f"{CONNS} conns >= 0.9 x one", (CONNS_ROW, f"Weft, {CONNS} conns"), ">=", 0.9,
                [(CONNS_ROW, "Weft, 1 conn")])
+    for n in TURNS[1:]:
+        yield Goal(f"{TURNS_ALONE}: {n} <= 2 x one", (TURNS_ALONE, by_turns(n)), "<=", 2,
+                   [(TURNS_ALONE, by_turns(1))], min)
     for transport in ("tcp", "local"):
         yield Goal(f"{MEMORY}, {transport} <= 64 KiB", (MEMORY, f"Weft {transport}"), "<=", 64)
         yield Goal(f"{MANY} idle, {transport}: <= {IDLE_CPU_MS:.0f} ms of {IDLE_S} s",
