@@ -69,7 +69,7 @@ WEFT_API const char *weft_version(void);
     XX(WEFT_ELINK, -1010, LINK, "link was lost")                                                  \
     XX(WEFT_EPEER, -1011, CONN, "peer is gone")                                                   \
     XX(WEFT_EPROTO, -1012, CONN, "peer sent bytes that the protocol does not allow")              \
-    XX(WEFT_EVERSION, -1013, CONN, "peer speaks another version of the protocol")                 \
+    XX(WEFT_EVERSION, -1013, CONN, "the peer, or who made this data, speaks another version")     \
     XX(WEFT_EREFUSED, -1014, CONN, "peer refused the connection")                                 \
     XX(WEFT_ENOPATH, -1015, CONN, "no transport reaches the peer")                                \
     XX(WEFT_ECLOSED, -1016, CONN, "closed on this side")                                          \
