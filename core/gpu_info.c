@@ -15,7 +15,7 @@
 
 static const struct weft_gpu_backend *find(const char *backend, int j, int *n)
 {
-    const struct weft_gpu_backend *b = weft_gpu_find(backend ? backend : "auto");
+    const struct weft_gpu_backend *b = weft_gpu_find(backend);
     *n = b && j >= 0 ? b->ops->probe() : 0;
     return b;
 }
@@ -158,11 +158,14 @@ int weft_gpu_way(const char *backend, int j, const char *transport, char *why, s
         return weft_fail(-EINVAL, "weft_gpu_way: an argument is NULL");
     *why = 0;
     const struct weft_gpu_backend *b = find(backend, j, &n);
-    if (!b)
-        return WEFT_ENODEV;
-    if (j < 0 || j >= n)
-        return weft_fail(-ENOENT, "%s has no device %d", b->name, j);
-    int rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = transport,
+    int rc = b ? 0 : WEFT_ENODEV;
+    if (b && (j < 0 || j >= n))
+        rc = weft_fail(-ENOENT, "%s has no device %d", b->name, j);
+    if (rc) {
+        snprintf(why, size, "%s", weft_last_error());
+        return rc;
+    }
+    rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = transport,
                                           .gpu = b->name, .listen = "127.0.0.1",
                                           .progress_threads = WEFT_PROGRESS_CALLER),
                                 &endpoint);

@@ -371,6 +371,15 @@ int weft__nic_open(const struct weft_transport *transport, const char *fault,
     return wrap(transport, fault, opts, nic);
 }
 
+static WEFT_COLD void no_gpu(const char *name)
+{
+    char known[128] = "";
+    for (int i = 0, len = 0; i < ngpus && len < (int)sizeof known; i++)
+        len += snprintf(known + len, sizeof known - (size_t)len, "%s%s", i ? ", " : "",
+                        gpus[i].backend.name);
+    weft_fail(WEFT_ENODEV, "there is no gpu backend '%s' in this build, which has %s", name, known);
+}
+
 const struct weft_gpu_backend *weft_gpu_find(const char *name)
 {
     pthread_once(&once, load_all);
@@ -386,7 +395,7 @@ const struct weft_gpu_backend *weft_gpu_find(const char *name)
             best = b;
     }
     if (!best)
-        weft_fail(WEFT_ENODEV, "there is no gpu backend '%s' in this build", name);
+        no_gpu(name);
     return best;
 }
 

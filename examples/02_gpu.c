@@ -40,7 +40,7 @@ struct memory {
 
 static int allocate(int rank, size_t len, struct memory *memory)
 {
-    const struct weft_gpu_backend *backend = weft_gpu_find("auto");
+    const struct weft_gpu_backend *backend = weft_gpu_find(NULL);
     int n = backend ? backend->ops->probe() : 0;
     if (n <= 0 || backend->ops->open(rank % n, &memory->gpu) < 0 ||
         backend->ops->alloc(memory->gpu, len, (void **)&memory->at) < 0)

@@ -39,10 +39,11 @@ int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_
 /* "auto" is the host's where there is no GPU: that is not what was asked for. */
 static const struct weft_gpu_backend *find_backend(const struct perf_place *place)
 {
-    const struct weft_gpu_backend *backend = weft_gpu_find(place->backend ? place->backend
-                                                                          : "auto");
-    if (backend && !place->backend && !strcmp(backend->name, "host")) {
-        perf_fail("there is no GPU that can be used: weft_info says why");
+    const struct weft_gpu_backend *backend = weft_gpu_find(place->backend);
+    const char *setting = getenv("WEFT_GPU");
+    bool named = place->backend || (setting && !strcmp(setting, "host"));
+    if (backend && !named && !strcmp(backend->name, "host")) {
+        perf_fail("there is no GPU that can be used: weft_info says why (--gpu-backend host does without)");
         return NULL;
     }
     if (!backend)

@@ -50,7 +50,7 @@ struct perf_region {
 struct perf_place {
     bool gpu;
     int ordinal;         /* which */
-    const char *backend; /* NULL: the first that has a device */
+    const char *backend; /* NULL: what WEFT_GPU names, or the first that has a device */
     bool small_pages;    /* of host memory */
 };
 

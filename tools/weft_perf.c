@@ -47,9 +47,15 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
     char size[SIZE_TEXT_MAX];
     cJSON_AddStringToObject(out->json, "path", path->path);
     cJSON_AddStringToObject(out->json, "mem", mem);
+    const struct perf_place *place = out->args->mem.gpu ? &out->args->mem : &out->args->target_mem;
+    const char *backend = NULL;
+    if (perf_place_backend(place, &backend) == 0 && backend)
+        cJSON_AddStringToObject(out->json, "gpu_backend", backend);
     snprintf(out->transport, sizeof out->transport, "%s", path->transport);
-    fprintf(out->table, "%s over %s, %s memory, %" PRIu32 " thread%s",
-            perf_test_name(out->args->test), path->path, mem, out->args->threads,
+    fprintf(out->table, "%s over %s, %s memory", perf_test_name(out->args->test), path->path, mem);
+    if (backend)
+        fprintf(out->table, " (%s)", backend);
+    fprintf(out->table, ", %" PRIu32 " thread%s", out->args->threads,
             out->args->threads > 1 ? "s" : "");
     if (out->args->conns > 1)
         fprintf(out->table, " of %" PRIu32 " conns", out->args->conns);

@@ -286,7 +286,7 @@ struct weft_local {
  * One operation. The struct and its arrays may be reused when weft_post returns; the memory that
  * local describes is Weft's until the operation is done, and so are the bytes of a RECV's buffer.
  * All of it may be memory of GPUs, registered or not, but for `notify` and `result`, which are the host's:
- * WEFT_EUNSUPPORTED. Memory of a backend that the endpoint does not use is taken for the host's.
+ * WEFT_EUNSUPPORTED. Memory of a backend that the endpoint does not use is taken for the host's, and is touched as such.
  */
 struct weft_xfer {
     size_t struct_size;
