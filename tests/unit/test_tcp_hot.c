@@ -18,14 +18,16 @@
 
 #define TO_AND_FRO 300
 #define COOL 1000 /* polls in which nothing comes: more than a socket stays hot for */
-#define FLOODERS 16
 #define MESSAGES 5 /* among floods: of those that are forgotten, half */
-#define BIG (4u << 20)
+#define BIG (4u << 20) /* more than a poll receives, in one frame */
+#define UNDER_WAY 16
 #define ALONE 12 /* polls of who floods, for one of the target */
 #define SELDOM_MS 20 /* between polls of one who does not sleep */
 #define TURNS 400   /* messages over many links in turn */
 #define SETTLED 100 /* of which the first ones are not counted */
-#define TURN_POLLS 3 /* of the target, for one of them: 1 or 2, and 8 if epoll is asked once the hot ones have found nothing for a while */
+#define OFTEN 16    /* polls of the target for one of the sender, as between two processes */
+#define TURN_POLLS 3 /* of the target for a message, times OFTEN: more if epoll is asked too seldom */
+#define TURN_LOOKS 3 /* receives for a message, where there are too many sockets to ask one by one */
 /* In which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at. */
 #define GONE_MS 8000
 #define MOST_POLLS                                                                                \
@@ -67,13 +69,12 @@ static void who_has_cooled_hears(void **state)
     }
 }
 
-/* Long writes over many links take all that a poll may receive. */
+/* Long writes over another link take all that a poll may receive, by so few sockets that all stay hot. */
 static void flood(struct pair *p, const struct weft_cmd *write)
 {
     size_t first;
-    for (int i = 1; i <= FLOODERS; i++)
-        if (p->a.pending < 4 * FLOODERS)
-            side_post_many(&p->a, i, write, 1, &first);
+    if (p->a.pending < UNDER_WAY)
+        side_post_many(&p->a, 1, write, 1, &first);
     for (int i = 0; i < ALONE; i++)
         side_poll(&p->a);
     side_poll(&p->b);
@@ -85,12 +86,12 @@ static void a_flood_of_others_does_not_silence_it(void **state)
     struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
     struct weft_cmd there = cmd_send(near, 0, 100), write = cmd_write(near, 0, far, 0, BIG);
     size_t first;
-    for (int i = 0; i < FLOODERS; i++)
-        pair_link(p, A);
+    pair_link(p, A);
     to_and_fro(p, near, far);
     p->a.other = p->b.other = NULL;
     for (int i = 0; i < 100; i++)
         flood(p, &write);
+    assert_false(((struct tcp_nic *)p->b.nic)->crowd);
     for (int i = 0; i < MESSAGES; i++) {
         size_t had = p->b.narrivals, polls = 0;
         assert_int_equal(side_post_many(&p->a, 0, &there, 1, &first), 1);
@@ -103,7 +104,7 @@ static void a_flood_of_others_does_not_silence_it(void **state)
     pair_settle(p, A);
 }
 
-static uint64_t asked; /* looks at epoll */
+static uint64_t asked, looks; /* system calls: epoll, and receives of sockets */
 
 int __real_epoll_wait(int epoll, struct epoll_event *events, int max, int timeout);
 int __wrap_epoll_wait(int epoll, struct epoll_event *events, int max, int timeout);
@@ -113,25 +114,59 @@ int __wrap_epoll_wait(int epoll, struct epoll_event *events, int max, int timeou
     return __real_epoll_wait(epoll, events, max, timeout);
 }
 
-/* More links than sockets are read without asking epoll, one message at a time. */
-static void many_in_turn_are_heard_at_once(void **state)
+ssize_t __real_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags);
+ssize_t __wrap_recv(int fd, void *data, size_t len, int flags)
+{
+    looks++;
+    return __real_recv(fd, data, len, flags);
+}
+
+/* Messages over n links in turn, one at a time, to who has cooled; the target polls so often while the sender does once. Polls of the target for
+ * one, in the mean; *vain: receives. */
+static double in_turn(struct pair *p, int n, int often, double *vain)
+{
+    struct buf near = pair_buf(p, A, 4096, 0, 0);
+    struct weft_cmd there = cmd_send(near, 0, 100);
+    size_t first, polls = 0;
+    for (int i = 0; i < COOL; i++)
+        side_poll(&p->b);
+    for (int i = 0; i < TURNS; i++) {
+        assert_int_equal(side_post_many(&p->a, i % n, &there, 1, &first), 1);
+        if (i == SETTLED)
+            polls = looks = 0;
+        for (uint64_t end = test_deadline(); p->a.pending > 0;) {
+            uint64_t before = looks;
+            side_poll(&p->a);
+            looks = before;
+            for (int k = 0; k < often; k++, polls++)
+                side_poll(&p->b);
+            CHECK(weft_now() < end, "a message of many did not arrive");
+        }
+    }
+    *vain = (double)looks / (TURNS - SETTLED);
+    return (double)polls / (TURNS - SETTLED);
+}
+
+/* However many links there are, and whether the target polls as often as the sender or, as between processes, far more often. */
+static void who_is_one_of_many_is_heard_at_once(void **state)
 {
     struct pair *p = *state;
     struct buf near = pair_buf(p, A, 4096, 0, 0), far = pair_buf(p, B, 4096, 0, 0);
-    struct weft_cmd there = cmd_send(near, 0, 100);
-    size_t first, polls = 0;
     for (int i = 1; i < 2 * TCP_HOT; i++)
         pair_link(p, A);
     to_and_fro(p, near, far);
     p->a.other = p->b.other = NULL;
-    for (int i = 0; i < TURNS; i++) {
-        size_t had = p->b.narrivals;
-        assert_int_equal(side_post_many(&p->a, i % (2 * TCP_HOT), &there, 1, &first), 1);
-        TEST_UNTIL(p->b.narrivals > had, both(p); polls += i >= SETTLED, "a message of many");
+    for (int n = 2; n <= 2 * TCP_HOT; n++) {
+        for (int often = 1; often <= OFTEN; often *= 4) {
+            double vain, polls = in_turn(p, n, often, &vain);
+            CHECK(polls <= TURN_POLLS * often, "%d links, %d polls: %.1f polls a message", n, often, polls);
+            if (n > TCP_HOT)
+                CHECK(vain <= TURN_LOOKS, "%d links, %d polls: %.1f receives a message", n, often, vain);
+        }
     }
     p->a.other = &p->b;
     p->b.other = &p->a;
-    CHECK(polls < TURN_POLLS * (TURNS - SETTLED), "%d messages took %zu polls", TURNS - SETTLED, polls);
     /* and when only one is left, it is read without epoll again */
     to_and_fro(p, near, far);
     asked = 0;
@@ -221,12 +256,17 @@ static void where_epoll_is_full_no_one_sleeps(void **state)
     TEST_UNTIL(p->b.ops->wait_fd(p->b.nic) >= 0, both(p), "a nic that is slept on again");
 }
 
+static int setup_long_chunks(void **state)
+{
+    return pair_setup_with(state, "WEFT_TCP_CHUNK", "4M");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_ONE(who_has_cooled_hears),
-        IN_ONE(a_flood_of_others_does_not_silence_it),
-        IN_ONE(many_in_turn_are_heard_at_once),
+        cmocka_unit_test_setup_teardown(a_flood_of_others_does_not_silence_it, setup_long_chunks, pair_teardown),
+        IN_ONE(who_is_one_of_many_is_heard_at_once),
         IN_ONE(where_epoll_is_full_no_one_sleeps),
         IN_ONE(who_polls_seldom_finds_that_a_host_is_gone),
     };

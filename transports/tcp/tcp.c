@@ -14,8 +14,9 @@
 #define POLL_BYTES (1024 * 1024)
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. The
- * more often it has told of nothing but them, the less often, up to some 50 us. */
-#define QUIET_LEAST 32
+ * more often it has told of nothing but them, the less often, up to some 50 us: so who is not hot waits at most as long
+ * again as it has been silent. */
+#define QUIET_LEAST 1
 #define QUIET_MOST 128
 /* A hot socket that had nothing in so many polls in a row is not hot any more. */
 #define HOT_MISSES 200
