@@ -566,7 +566,7 @@ static bool ask_epoll(struct tcp_nic *nic)
 {
     if (nic->was_woken && !nic->woken)
         return false;
-    return nic->nhot == 0 || nic->nblocked > 0 || ++nic->quiet >= nic->patience;
+    return nic->nhot == 0 || nic->crowd || nic->nblocked > 0 || ++nic->quiet >= nic->patience;
 }
 
 static void retry_blocked(struct tcp_nic *nic)
