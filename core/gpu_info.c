@@ -161,11 +161,8 @@ int weft_gpu_way(const char *backend, int j, const char *transport, char *why, s
     int rc = b ? 0 : WEFT_ENODEV;
     if (b && (j < 0 || j >= n))
         rc = weft_fail(-ENOENT, "%s has no device %d", b->name, j);
-    if (rc) {
-        snprintf(why, size, "%s", weft_last_error());
-        return rc;
-    }
-    rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = transport,
+    if (rc == 0)
+        rc = weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = transport,
                                           .gpu = b->name, .listen = "127.0.0.1",
                                           .progress_threads = WEFT_PROGRESS_CALLER),
                                 &endpoint);

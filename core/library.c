@@ -119,7 +119,7 @@ static int load(struct weft_library *library, const char *files)
     if (rc == 0)
         return 0;
     if (*why && strstr(why, "No such file"))
-        return weft_fail(WEFT_ENODEV, "%s; %s names %s", why, library->setting, files);
+        return weft_fail(WEFT_ENODEV, "%s; no file of %s can be opened", why, library->setting);
     return *why ? weft_fail(WEFT_ENODEV, "%s", why)
                 : weft_fail(WEFT_ENODEV, "%s: %s names no file (%s)", library->whose,
                             library->setting, library->package);

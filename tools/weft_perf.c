@@ -47,9 +47,9 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
     char size[SIZE_TEXT_MAX];
     cJSON_AddStringToObject(out->json, "path", path->path);
     cJSON_AddStringToObject(out->json, "mem", mem);
-    const struct perf_place *place = out->args->mem.gpu ? &out->args->mem : &out->args->target_mem;
     const char *backend = NULL;
-    if (perf_place_backend(place, &backend) == 0 && backend)
+    /* of this side's memory only: to ask for another's would start a driver that this process does not use */
+    if (perf_place_backend(&out->args->mem, &backend) == 0 && backend)
         cJSON_AddStringToObject(out->json, "gpu_backend", backend);
     snprintf(out->transport, sizeof out->transport, "%s", path->transport);
     fprintf(out->table, "%s over %s, %s memory", perf_test_name(out->args->test), path->path, mem);

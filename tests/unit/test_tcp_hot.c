@@ -26,7 +26,7 @@
 #define TURNS 400   /* messages over many links in turn */
 #define SETTLED 100 /* of which the first ones are not counted */
 #define OFTEN 16    /* polls of the target for one of the sender, as between two processes */
-#define TURN_POLLS 3 /* of the target for a message, times OFTEN: more if epoll is asked too seldom */
+#define TURN_POLLS 3 /* of the target for a message, times what it polls for one of the sender: more if epoll is asked too seldom */
 #define TURN_LOOKS 3 /* receives for a message, where there are too many sockets to ask one by one */
 /* In which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at. */
 #define GONE_MS 8000

@@ -271,7 +271,7 @@ struct tcp_nic {
     uint32_t nhot, nblocked;
     uint64_t busy_round;         /* from 1 */
     uint32_t nbusy, busy_polls;  /* in this round: sockets that had something, and polls that found any */
-    bool crowd; /* more sockets are at work than are worth asking one by one: none is hot */
+    bool crowd; /* more sockets are at work than are worth asking one by one: none is hot, but for those that epoll refuses */
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
     bool stirred; /* a link has become ready for more than to acknowledge */

@@ -156,7 +156,8 @@ WEFT_API int weft_device_attr(const char *transport, const char *device,
                               struct weft_nic_attr *attr);
 /* i-th GPU backend of this build. Returns 0, or -ENOENT past the end. */
 WEFT_API int weft_gpu_info(int i, struct weft_gpu_info *info);
-/* j-th device of a GPU backend; NULL as weft_gpu_find has it. Makes no context. Returns 0, -ENOENT past the end, WEFT_ENODEV for an unknown name. */
+/* j-th device of a GPU backend; here and below NULL is as weft_gpu_find has it. Makes no context. Returns 0, -ENOENT past
+ * the end, WEFT_ENODEV for an unknown name. */
 WEFT_API int weft_gpu_device_info(const char *backend, int j, struct weft_gpu_device_info *info);
 /* enum weft_gpu_link, from one device of a backend to another; or a code. */
 WEFT_API int weft_gpu_link(const char *backend, int from, int to);
