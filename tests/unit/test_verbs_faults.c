@@ -110,6 +110,121 @@ static void a_request_without_an_answer_is_asked_about(void **state)
     }
 }
 
+/* Answers are late again and again, and each time the request is carried out in the end. */
+static void silence_that_ends_is_forgotten(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    for (size_t i = 0; i < 8; i++) {
+        struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, i * STEP, i * STEP, 64);
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_RETRY_EXC_ERR, false);
+        verbs_pair_post(&vp, A, &cmd, 1);
+        assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, cmd.ctx).comp.status, 0);
+    }
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* A device that flushes a queue pair and does not say for which request: the peer is asked about the first one
+ * that is left, and it is refused as if the device had said so. The one behind it is carried out. */
+static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
+{
+    (void)state;
+    static const struct {
+        enum weft_op op;
+        enum ibv_wr_opcode opcode;
+    } kinds[] = {
+        {WEFT_OP_WRITE, IBV_WR_RDMA_WRITE},
+        {WEFT_OP_READ, IBV_WR_RDMA_READ},
+        {WEFT_OP_WRITE_IMM, IBV_WR_RDMA_WRITE_WITH_IMM},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        struct verbs_pair vp;
+        verbs_pair_open(&vp, "");
+        struct weft_cmd bad = verbs_pair_cmd(&vp, A, kinds[i].op, 0, 0, 64),
+                        good = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, STEP, STEP, 64);
+        bad.remote_key ^= 0x5000;
+        for (int n = 0; n < 3; n++) /* one after the other */
+            fake_verbs_fail_send(kinds[i].opcode, 1, IBV_WC_WR_FLUSH_ERR, false);
+        verbs_pair_post(&vp, A, &bad, 1);
+        verbs_pair_post(&vp, A, &good, 1);
+        struct weft_comp comp = pair_wait(&vp.pair, A, kinds[i].op, bad.ctx).comp;
+        CHECK(comp.status == WEFT_EKEY, "op %d ended with %s", kinds[i].op,
+              weft_strerror(comp.status));
+        assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, good.ctx).comp.status, 0);
+        assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, good.imm);
+        verbs_pair_works(&vp);
+        verbs_pair_close(&vp);
+    }
+}
+
+/* An immediate without bytes needs no key: nobody refuses it, whatever else went wrong. */
+static void an_immediate_alone_is_not_asked_about(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 0);
+    imm.remote_key ^= 0x5000;
+    fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, IBV_WC_WR_FLUSH_ERR, false);
+    verbs_pair_post(&vp, A, &imm, 1);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
+    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* It was executed, as its immediate shows: what the peer thinks of its key by now does not count. */
+static void a_silent_request_that_was_executed_is_done(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    struct pair_comp more;
+    verbs_pair_open(&vp, "");
+    struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64);
+    fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, IBV_WC_WR_FLUSH_ERR, true);
+    verbs_pair_post(&vp, A, &imm, 1);
+    for (int i = 0; i < 4; i++)
+        pair_poll(&vp.pair, A);
+    PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
+    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
+    vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, PAIR_ALL, 0);
+    verbs_pair_works(&vp);
+    assert_false(pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more));
+    verbs_pair_close(&vp);
+}
+
+/* A request that is in order for the peer, but not for its device: after some attempts it is said to be the
+ * cause. So it is where each end has one. */
+static void a_request_that_always_fails_without_a_word_ends(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    verbs_pair_works(&vp);
+    struct weft_cmd bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+    for (int n = 0; n < 3; n++)
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_WR_FLUSH_ERR, false);
+    verbs_pair_post(&vp, A, &bad, 1);
+    struct weft_comp comp = pair_wait(&vp.pair, A, WEFT_OP_WRITE, bad.ctx).comp;
+    assert_int_equal(comp.status, -EIO);
+    CHECK(strstr(comp.data, "does not say why"), "%s", (const char *)comp.data);
+    verbs_pair_works(&vp);
+    struct weft_cmd both[2] = {verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64),
+                               verbs_pair_cmd(&vp, B, WEFT_OP_READ, STEP, STEP, 64)};
+    for (int n = 0; n < 6; n++) {
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_WR_FLUSH_ERR, false);
+        fake_verbs_fail_send(IBV_WR_RDMA_READ, 1, IBV_WC_WR_FLUSH_ERR, false);
+    }
+    verbs_pair_post(&vp, A, &both[0], 1);
+    verbs_pair_post(&vp, B, &both[1], 1);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, both[0].ctx).comp.status, -EIO);
+    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_READ, both[1].ctx).comp.status, -EIO);
+    verbs_pair_close(&vp);
+}
+
 static void a_message_that_fails_ends_the_link(void **state)
 {
     (void)state;
@@ -813,6 +928,11 @@ int main(void)
         CASE(a_refused_request_fails_alone),
         CASE(a_fatal_status_ends_the_link),
         CASE(a_request_without_an_answer_is_asked_about),
+        CASE(silence_that_ends_is_forgotten),
+        CASE(a_queue_pair_that_fails_without_a_word_is_asked_about),
+        CASE(an_immediate_alone_is_not_asked_about),
+        CASE(a_silent_request_that_was_executed_is_done),
+        CASE(a_request_that_always_fails_without_a_word_ends),
         CASE(a_message_that_fails_ends_the_link),
         CASE(a_lost_link_tells_last_that_it_is_lost),
         CASE(a_lost_link_that_is_closed_is_forgotten),

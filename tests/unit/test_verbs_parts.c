@@ -564,16 +564,19 @@ static void the_first_fault_costs_nobody_else(void **state)
     }
 }
 
-/* The answer is lost that refused a request for its key: it is asked about, and goes again. */
+/* The answer is lost that refused a request for its key, or the device does not say which one it was for: it is
+ * asked about, and goes again. */
 static void a_request_without_an_answer_learns_the_keys(void **state)
 {
     (void)state;
-    for (int delivered = 0; delivered < 2; delivered++) {
+    for (int i = 0; i < 4; i++) {
         struct verbs_pair vp;
+        bool delivered = i % 2;
+        enum ibv_wc_status status = i < 2 ? IBV_WC_RETRY_EXC_ERR : IBV_WC_WR_FLUSH_ERR;
         open_parted(&vp, "", WHOLE, 64 * K);
         if (delivered) /* with the keys known, it happens */
             assert_int_equal(try_at(&vp, WEFT_OP_WRITE, 300000, 64, vp.mem[B].rkey), 0);
-        fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, IBV_WC_RETRY_EXC_ERR, delivered);
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, status, delivered);
         one(&vp, WEFT_OP_WRITE_IMM, 40, 500000, 64, PLAIN);
         struct pair_comp more;
         verbs_pair_works(&vp);

@@ -95,10 +95,20 @@ static struct verbs_rec *rec_at(struct verbs_qp *qp, uint32_t index)
     return &qp->recs[index & qp->mask];
 }
 
+/* The first of the requests whose fate is open. False: there is none. */
+static bool first_open(const struct verbs_qp *qp, uint32_t *index)
+{
+    uint32_t at = qp->settled;
+    while (at != qp->head && qp->recs[at & qp->mask].nothing) /* executed, or failed before */
+        at++;
+    *index = at;
+    return at != qp->head;
+}
+
 static struct verbs_question question_about(struct verbs_qp *qp)
 {
     const struct verbs_rec *rec = rec_at(qp, qp->failed);
-    if (!qp->own_fault || rec->status == 0)
+    if (!qp->guessed && (!qp->own_fault || rec->status == 0))
         return (struct verbs_question){.op = VERBS_NO_QUESTION};
     return (struct verbs_question){.addr = htole64(rec->remote_addr),
                                    .len = htole64(rec->len),
@@ -138,8 +148,12 @@ static void say_ready(struct verbs_qp *qp)
 void verbs_fault_step(struct verbs_qp *qp)
 {
     if (qp->state == VERBS_QP_DRAINING && qp->flying == 0 && qp->recvs == 0) {
+        /* it may be this end's request all the same; one of no bytes needs no key */
+        qp->guessed = !qp->own_fault && first_open(qp, &qp->failed) &&
+                      rec_at(qp, qp->failed)->len > 0;
         struct verbs_fault_msg msg = {.qp = (uint8_t)(qp->index - 1),
                                       .epoch = qp->epoch,
+                                      .guess = qp->guessed,
                                       .psn = htole32(qp->psn),
                                       .imms = htole32(qp->imms_in),
                                       .question = question_about(qp)};
@@ -201,7 +215,7 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     const struct verbs_mem *beyond = NULL;
     bool live = qp && qp->state == VERBS_QP_LIVE;
     if (!qp || qp->heard || msg->epoch != (uint8_t)(qp->epoch + live) ||
-        le32toh(msg->psn) > PSN_MASK || qp->state == VERBS_QP_RESET) {
+        le32toh(msg->psn) > PSN_MASK || msg->guess > 1 || qp->state == VERBS_QP_RESET) {
         broke_protocol(link);
         return;
     }
@@ -209,8 +223,8 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     qp->peer_psn = le32toh(msg->psn);
     qp->peer_imms = le32toh(msg->imms);
     qp->verdict = 0;
-    qp->claimed = question.op != VERBS_NO_QUESTION;
-    if (qp->claimed)
+    qp->claimed = question.op != VERBS_NO_QUESTION && !msg->guess;
+    if (question.op != VERBS_NO_QUESTION)
         qp->verdict = verbs_mem_judge(verbs_nic_of(link), &question, &beyond);
     if (beyond) {
         qp->verdict = WEFT_EAGAIN;
@@ -277,22 +291,39 @@ static void post_again(struct verbs_qp *qp)
     }
 }
 
-/* Some devices (Soft-RoCE with a local key that is wrong) fail a queue pair and do not say for which of its
- * requests: for the first one, if it happens again and again. */
-static void blame_first(struct verbs_qp *qp)
+static void blame(struct verbs_qp *qp, uint32_t index, int status, const char *why)
 {
-    uint32_t at = qp->settled;
-    qp->unclaimed = 0;
-    while (at != qp->head && rec_at(qp, at)->nothing) /* known to be executed, or to have failed */
-        at++;
-    if (at == qp->head)
-        return;
-    struct verbs_rec *rec = rec_at(qp, at);
+    struct verbs_rec *rec = rec_at(qp, index);
     qp->imms_out -= rec->kind == WEFT_OP_WRITE_IMM; /* it never comes */
-    rec->status = -EIO;
-    rec->why = "its queue pair fails for it, and the device does not say why: is the local memory "
-               "still registered?";
+    rec->status = status;
+    rec->why = why;
     rec->nothing = true;
+}
+
+static bool is_refusal(int verdict)
+{
+    return verdict == WEFT_EKEY || verdict == WEFT_EBOUNDS || verdict == WEFT_EACCESS;
+}
+
+/* A queue pair that fails and no request is said to be the cause: it was the first one if the peer says so, or
+ * if it happens again and again and nothing is executed between. */
+static void blame_first(struct verbs_qp *qp, int verdict)
+{
+    uint32_t first;
+    if (qp->guessed && is_refusal(verdict) && !rec_at(qp, qp->failed)->nothing) {
+        blame(qp, qp->failed, verdict, "the peer refused key, range or access");
+        qp->unclaimed = 0;
+        return;
+    }
+    qp->unclaimed = qp->settled == qp->stuck_at ? (uint8_t)(qp->unclaimed + 1) : 1;
+    qp->stuck_at = qp->settled;
+    if (qp->unclaimed < MOST_UNCLAIMED)
+        return;
+    qp->unclaimed = 0;
+    if (first_open(qp, &first))
+        blame(qp, first, -EIO,
+              "its queue pair fails for it, and the device does not say why: is the local memory "
+              "still registered?");
 }
 
 /* The request is in order: it is posted again, like those after it. */
@@ -324,7 +355,7 @@ static bool goes_again(struct verbs_qp *qp, int verdict)
 static bool knows_keys(struct verbs_qp *qp)
 {
     const struct verbs_rec *rec = rec_at(qp, qp->failed);
-    return qp->own_fault && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
+    return (qp->own_fault || qp->guessed) && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
 }
 
 void verbs_fault_ready(struct verbs_link *link, const struct verbs_ready_msg *msg)
@@ -346,16 +377,17 @@ void verbs_fault_ready(struct verbs_link *link, const struct verbs_ready_msg *ms
             mark_executed(qp);
     } else if (qp->own_fault && !goes_again(qp, verdict)) {
         struct verbs_rec *rec = rec_at(qp, qp->failed);
-        if (verdict == WEFT_EKEY || verdict == WEFT_EBOUNDS || verdict == WEFT_EACCESS)
+        if (is_refusal(verdict))
             rec->status = verdict;
         qp->imms_out -= rec->kind == WEFT_OP_WRITE_IMM; /* it never comes */
     } else if (!qp->own_fault) {
         mark_executed(qp);
     }
-    qp->unclaimed = qp->own_fault || qp->claimed ? 0 : (uint8_t)(qp->unclaimed + 1);
-    if (qp->unclaimed >= MOST_UNCLAIMED)
-        blame_first(qp);
-    qp->own_fault = qp->suspected = qp->heard = qp->loose = false;
+    if (qp->own_fault || qp->claimed)
+        qp->unclaimed = 0;
+    else
+        blame_first(qp, verdict);
+    qp->own_fault = qp->suspected = qp->guessed = qp->heard = qp->loose = false;
     qp->state = VERBS_QP_LIVE;
     qp->deadline = 0;
     verbs_nic_of(link)->nwaiting--;

@@ -81,7 +81,8 @@ struct verbs_question {
 struct verbs_fault_msg {
     uint8_t qp;    /* index of the data queue pair */
     uint8_t epoch; /* its next life's number */
-    uint16_t pad;
+    uint8_t guess; /* 1: the question is about the first request, of which no device said that it is the cause */
+    uint8_t pad;
     uint32_t psn;  /* with which the sender of this will begin */
     uint32_t imms; /* immediates of the peer that have arrived through it, ever */
     uint32_t pad2;
