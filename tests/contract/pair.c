@@ -505,6 +505,7 @@ static void wait_cmd(struct side *side, void *arg)
     a->outcome = (struct outcome){.done = rec->done, .dropped = rec->dropped,
                                   .status = rec->comp.status, .len = rec->comp.len,
                                   .value = rec->comp.value, .nth = rec->nth};
+    memcpy(a->outcome.why, rec->why, sizeof a->outcome.why);
 }
 
 struct outcome pair_wait(struct pair *p, enum who who, size_t cmd)
@@ -530,8 +531,9 @@ struct outcome pair_do(struct pair *p, enum who who, int link, struct weft_cmd c
 {
     struct outcome got = pair_wait(p, who, pair_post(p, who, link, &cmd));
     CHECK(got.done, "the link died under a %s", weft_op_name(cmd.op));
-    CHECK(got.status == status, "a %s of %" PRIu64 " bytes ended with %s, not %s",
-          weft_op_name(cmd.op), cmd.len, weft_err_name(got.status), weft_err_name(status));
+    CHECK(got.status == status, "a %s of %" PRIu64 " bytes ended with %s (%s), not %s",
+          weft_op_name(cmd.op), cmd.len, weft_strerror(got.status), got.why,
+          weft_err_name(status));
     return got;
 }
 

@@ -31,6 +31,7 @@ struct rec {
     bool dropped; /* its link died or was closed before its comp */
     uint64_t nth; /* of all that was filed on this side */
     struct weft_comp comp;
+    char why[160]; /* of a bad status */
 };
 
 /* A message or an immediate of the peer. */
@@ -121,6 +122,7 @@ struct buf {
 struct outcome {
     bool done, dropped;
     int status;
+    char why[160]; /* what the transport says of a bad status */
     uint64_t len, value, nth;
 };
 

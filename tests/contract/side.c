@@ -117,6 +117,8 @@ static void file_cmd(struct side *side, const struct weft_comp *comp)
           comp->len);
     rec->done = true;
     rec->comp = *comp;
+    snprintf(rec->why, sizeof rec->why, "%s",
+             comp->status < 0 && comp->data ? (const char *)comp->data : "");
     rec->nth = side->filed;
     side->pending--;
 }

@@ -236,8 +236,9 @@ static void wait_cut_off(struct pair *p, const size_t *cmds, bool *well)
 {
     for (int i = 0; i < UNDER_WAY; i++) {
         struct outcome got = pair_wait(p, A, cmds[i]);
-        CHECK(got.done && (got.status == 0 || got.status == WEFT_EKEY), "it ended with %s",
-              weft_strerror(got.status));
+        CHECK(got.done, "the link died");
+        CHECK(got.status == 0 || got.status == WEFT_EKEY, "it ended with %s (%s)",
+              weft_strerror(got.status), got.why);
         well[i] = got.status == 0;
     }
 }
