@@ -297,13 +297,30 @@ const struct weft_transport *weft__transport_at(int i)
     return i >= 0 && i < ntransports ? &transports[i].transport : NULL;
 }
 
+/* One more name of a list that is for people: ", " between them, and what does not fit is left out. */
+static void add_name(char *names, size_t size, const char *name)
+{
+    size_t len = strlen(names);
+    if (len + strlen(name) + 2 < size)
+        snprintf(names + len, size - len, "%s%s", len ? ", " : "", name);
+}
+
+static WEFT_COLD void no_transport(const char *name)
+{
+    char known[128] = "";
+    const struct weft_transport *t;
+    for (int i = 0; (t = weft__transport_at(i)); i++)
+        add_name(known, sizeof known, t->name);
+    weft_fail(WEFT_ENODEV, "there is no transport '%s' in this build, which has %s", name, known);
+}
+
 const struct weft_transport *weft__transport_find(const char *name)
 {
     const struct weft_transport *t;
     for (int i = 0; (t = weft__transport_at(i)); i++)
         if (!strcmp(t->name, name))
             return t;
-    weft_fail(WEFT_ENODEV, "there is no transport '%s' in this build", name);
+    no_transport(name);
     return NULL;
 }
 
@@ -328,10 +345,12 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
     if (!*policy || !strcmp(policy, "auto"))
         return select_auto(list, max);
     int n = 0;
-    while (*policy) {
-        size_t len = strcspn(policy, ",");
+    for (const char *at = policy, *comma; at; at = comma ? comma + 1 : NULL) {
+        comma = strchr(at, ',');
         char name[32];
-        snprintf(name, sizeof name, "%.*s", (int)len, policy);
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
+        if (!*name)
+            return weft_fail(-EINVAL, "the list of transports '%s' has a name that is empty", policy);
         const struct weft_transport *t = weft__transport_find(name);
         if (!t)
             return WEFT_ENODEV;
@@ -340,7 +359,6 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
             twice |= list[i] == t;
         if (!twice && n < max)
             list[n++] = t;
-        policy += len + (policy[len] == ',');
     }
     return n;
 }
@@ -374,9 +392,8 @@ int weft__nic_open(const struct weft_transport *transport, const char *fault,
 static WEFT_COLD void no_gpu(const char *name)
 {
     char known[128] = "";
-    for (int i = 0, len = 0; i < ngpus && len < (int)sizeof known; i++)
-        len += snprintf(known + len, sizeof known - (size_t)len, "%s%s", i ? ", " : "",
-                        gpus[i].backend.name);
+    for (int i = 0; i < ngpus; i++)
+        add_name(known, sizeof known, gpus[i].backend.name);
     weft_fail(WEFT_ENODEV, "there is no gpu backend '%s' in this build, which has %s", name, known);
 }
 

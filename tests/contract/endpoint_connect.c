@@ -441,6 +441,13 @@ static void garbage_metadata_and_addresses(void **state)
     WEFT_FAILS(WEFT_ENODEV, weft_endpoint_connect(
                                 a, bytes, (size_t)len,
                                 WEFT_OPTS(weft_connect_opts, .transport = "nonesuch"), &conn));
+    CHECK(strstr(weft_last_error(), "this build, which has"), "%s",
+          weft_last_error());
+    const char *const lists[] = {"tcp,", ",tcp", "tcp,,local", ","};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        WEFT_FAILS(-EINVAL, weft_endpoint_connect(
+                                a, bytes, (size_t)len,
+                                WEFT_OPTS(weft_connect_opts, .transport = lists[i]), &conn));
     assert_int_equal(conn, 99);
     assert_int_equal(weft_endpoint_conns(a, NULL, 0), 0);
     WEFT_OK(weft_endpoint_close(a));
