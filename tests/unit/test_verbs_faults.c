@@ -5,6 +5,8 @@
 
 #include <poll.h>
 
+#include "transports/verbs/verbs.h"
+
 #define A PAIR_A
 #define B PAIR_B
 #define STEP 4096 /* between what cmds write */
@@ -126,6 +128,14 @@ static void silence_that_ends_is_forgotten(void **state)
     verbs_pair_close(&vp);
 }
 
+/* Each immediate that A counts as sent has arrived, and B can send its count without a fault. */
+static void check_imms(struct verbs_pair *vp)
+{
+    struct verbs_qp *a = ((struct verbs_link *)vp->pair.side[A].link)->data,
+                    *b = ((struct verbs_link *)vp->pair.side[B].link)->data;
+    CHECK(a->imms_out == b->imms_in, "%u immediates sent, %u arrived", a->imms_out, b->imms_in);
+}
+
 /* A device that flushes a queue pair and does not say for which request: the peer is asked about the first one
  * that is left, and it is refused as if the device had said so. The one behind it is carried out. */
 static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
@@ -152,9 +162,11 @@ static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
         struct weft_comp comp = pair_wait(&vp.pair, A, kinds[i].op, bad.ctx).comp;
         CHECK(comp.status == WEFT_EKEY, "op %d ended with %s", kinds[i].op,
               weft_strerror(comp.status));
+        CHECK(strstr(comp.data, "refused"), "%s", (const char *)comp.data);
         assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, good.ctx).comp.status, 0);
         assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, good.imm);
         verbs_pair_works(&vp);
+        check_imms(&vp);
         verbs_pair_close(&vp);
     }
 }
@@ -179,21 +191,148 @@ static void an_immediate_alone_is_not_asked_about(void **state)
 static void a_silent_request_that_was_executed_is_done(void **state)
 {
     (void)state;
+    static const enum ibv_wc_status how[] = {IBV_WC_WR_FLUSH_ERR, IBV_WC_RETRY_EXC_ERR};
+    for (size_t i = 0; i < ARRAY_LEN(how); i++) {
+        struct verbs_pair vp;
+        struct pair_comp more;
+        verbs_pair_open(&vp, "");
+        struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64);
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, how[i], true);
+        verbs_pair_post(&vp, A, &imm, 1);
+        for (int k = 0; k < 4; k++)
+            pair_poll(&vp.pair, A);
+        PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+        assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
+        assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
+        check_imms(&vp);
+        vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, PAIR_ALL, 0);
+        for (size_t k = 0; k < 64; k++) { /* until B has told its count, and beyond */
+            struct weft_cmd next = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, k * STEP, 64);
+            assert_int_equal(pair_do(&vp.pair, A, &next), 0);
+            assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, next.imm);
+        }
+        verbs_pair_works(&vp);
+        assert_false(pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more));
+        verbs_pair_close(&vp);
+    }
+}
+
+/* A write and an immediate without bytes behind it are executed, both answers are lost, and who was told frees the memory.
+ * The fake cannot have a request fail whose successor was executed: its completion is played. */
+static void an_immediate_behind_a_silent_request_comes_once(void **state)
+{
+    (void)state;
     struct verbs_pair vp;
     struct pair_comp more;
     verbs_pair_open(&vp, "");
-    struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64);
-    fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, IBV_WC_WR_FLUSH_ERR, true);
-    verbs_pair_post(&vp, A, &imm, 1);
-    for (int i = 0; i < 4; i++)
-        pair_poll(&vp.pair, A);
+    struct verbs_link *link = (struct verbs_link *)vp.pair.side[A].link;
+    struct weft_cmd cmds[2] = {verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64),
+                               verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, STEP, 0)};
+    fake_verbs_hold_acks(true);
+    verbs_pair_post(&vp, A, cmds, 2);
+    pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0);
     PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
-    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
-    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
+    verbs_fault_comp(&link->data[0], link->data[0].settled, IBV_WC_RETRY_EXC_ERR);
+    fake_verbs_hold_acks(false);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(pair_wait(&vp.pair, A, (enum weft_op)cmds[i].op, cmds[i].ctx).comp.status, 0);
     vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, PAIR_ALL, 0);
     verbs_pair_works(&vp);
-    assert_false(pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more));
+    check_imms(&vp);
+    CHECK(!pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more), "the immediate came twice");
     verbs_pair_close(&vp);
+}
+
+/* Faults while this end had nothing under way do not count against what it posts later. */
+static void what_was_not_there_is_not_the_cause(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    struct weft_cmd reads[3];
+    verbs_pair_open(&vp, "");
+    for (size_t i = 0; i < 3; i++) {
+        reads[i] = verbs_pair_cmd(&vp, B, WEFT_OP_READ, i * STEP, i * STEP, 64);
+        fake_verbs_fail_send(IBV_WR_RDMA_READ, 1, IBV_WC_WR_FLUSH_ERR, false);
+        verbs_pair_post(&vp, B, &reads[i], 1);
+        if (i < 2)
+            assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_READ, reads[i].ctx).comp.status, 0);
+    }
+    struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 3 * STEP, 3 * STEP, 64);
+    verbs_pair_post(&vp, A, &write, 1);
+    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_READ, reads[2].ctx).comp.status, 0);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, write.ctx).comp.status, 0);
+    verbs_pair_close(&vp);
+}
+
+/* The device of B is silent about its wrong reads. A, who judges them, knows that its own write was not the cause. */
+static void the_judge_knows_the_cause(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    struct weft_cmd bad[3];
+    verbs_pair_open(&vp, "");
+    struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 8 * STEP, 8 * STEP, 64);
+    for (size_t i = 0; i < 3; i++) {
+        bad[i] = verbs_pair_cmd(&vp, B, WEFT_OP_READ, i * STEP, i * STEP, 64);
+        bad[i].remote_key ^= 0x5000;
+        fake_verbs_fail_send(IBV_WR_RDMA_READ, 1, IBV_WC_WR_FLUSH_ERR, false);
+    }
+    verbs_pair_post(&vp, B, bad, 3);
+    verbs_pair_post(&vp, A, &write, 1);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_READ, bad[i].ctx).comp.status, WEFT_EKEY);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, write.ctx).comp.status, 0);
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* A's wrong write, about which its device is silent, leaves B's read without an answer: the write ends at once, and
+ * the read is carried out. */
+static void a_wrong_request_ends_while_the_peer_suspects_its_own(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    struct weft_cmd bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64),
+                    read = verbs_pair_cmd(&vp, B, WEFT_OP_READ, STEP, STEP, 64);
+    bad.remote_key ^= 0x5000;
+    fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_WR_FLUSH_ERR, false);
+    for (int i = 0; i < 3; i++)
+        fake_verbs_fail_send(IBV_WR_RDMA_READ, 1, IBV_WC_RETRY_EXC_ERR, false);
+    verbs_pair_post(&vp, A, &bad, 1);
+    verbs_pair_post(&vp, B, &read, 1);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, bad.ctx).comp.status, WEFT_EKEY);
+    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_READ, read.ctx).comp.status, 0);
+    verbs_pair_close(&vp);
+}
+
+/* Words on a fault that make no sense: a guess that is none, and immediates that cannot be so many. */
+static void a_fault_that_makes_no_sense_ends_the_link(void **state)
+{
+    (void)state;
+    static const struct {
+        uint8_t guess;
+        uint32_t imms;
+    } cases[] = {{2, 1}, {0, 0}, {0, 2}, {1, UINT32_MAX}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct verbs_pair vp;
+        verbs_pair_open(&vp, "");
+        struct verbs_link *link = (struct verbs_link *)vp.pair.side[A].link;
+        struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64);
+        assert_int_equal(pair_do(&vp.pair, A, &imm), 0);
+        pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0);
+        struct weft_cmd msg = verbs_pair_cmd(&vp, B, WEFT_OP_SEND, 0, 0, 64);
+        assert_int_equal(pair_do(&vp.pair, B, &msg), 0); /* brings the count along */
+        pair_wait(&vp.pair, A, WEFT_OP_RECV, 0);
+        assert_int_equal(link->data[0].imms_heard, 1);
+        struct verbs_fault_msg fault = {.epoch = 1,
+                                        .guess = cases[i].guess,
+                                        .imms = htole32(cases[i].imms),
+                                        .question.op = VERBS_NO_QUESTION};
+        verbs_fault_heard(link, &fault);
+        assert_int_equal(verbs_pair_down(&vp, A), WEFT_EPROTO);
+        verbs_pair_close(&vp);
+    }
 }
 
 /* A request that is in order for the peer, but not for its device: after some attempts it is said to be the
@@ -203,14 +342,16 @@ static void a_request_that_always_fails_without_a_word_ends(void **state)
     (void)state;
     struct verbs_pair vp;
     verbs_pair_open(&vp, "");
-    verbs_pair_works(&vp);
-    struct weft_cmd bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+    struct weft_cmd first = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, STEP, STEP, 64),
+                    bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+    assert_int_equal(pair_do(&vp.pair, A, &first), 0);
     for (int n = 0; n < 3; n++)
         fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_WR_FLUSH_ERR, false);
     verbs_pair_post(&vp, A, &bad, 1);
     struct weft_comp comp = pair_wait(&vp.pair, A, WEFT_OP_WRITE, bad.ctx).comp;
     assert_int_equal(comp.status, -EIO);
     CHECK(strstr(comp.data, "does not say why"), "%s", (const char *)comp.data);
+    CHECK(test_differs((char *)vp.buf[B], 64, 2, 0) < 0, "it was executed all the same");
     verbs_pair_works(&vp);
     struct weft_cmd both[2] = {verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64),
                                verbs_pair_cmd(&vp, B, WEFT_OP_READ, STEP, STEP, 64)};
@@ -932,6 +1073,11 @@ int main(void)
         CASE(a_queue_pair_that_fails_without_a_word_is_asked_about),
         CASE(an_immediate_alone_is_not_asked_about),
         CASE(a_silent_request_that_was_executed_is_done),
+        CASE(an_immediate_behind_a_silent_request_comes_once),
+        CASE(what_was_not_there_is_not_the_cause),
+        CASE(the_judge_knows_the_cause),
+        CASE(a_wrong_request_ends_while_the_peer_suspects_its_own),
+        CASE(a_fault_that_makes_no_sense_ends_the_link),
         CASE(a_request_that_always_fails_without_a_word_ends),
         CASE(a_message_that_fails_ends_the_link),
         CASE(a_lost_link_tells_last_that_it_is_lost),

@@ -205,8 +205,8 @@ struct verbs_qp {
     uint8_t epoch;
     bool heard;
     bool claimed;       /* the peer's request was the cause */
-    uint8_t unclaimed;  /* faults in a row for which no request was the cause, and none was executed */
-    uint32_t stuck_at;  /* what was settled at the last of them */
+    uint8_t unclaimed;  /* faults in a row for which no request was the cause, and the same one came first */
+    uint32_t stuck_at;  /* that one */
     bool own_fault;     /* a request of this end was refused: those after it were not executed */
     bool suspected;     /* it was not refused, but not answered: the peer tells what it was */
     bool guessed;       /* none of either: the peer is asked about the first one */

@@ -205,6 +205,17 @@ static void broke_protocol(struct verbs_link *link)
                     verbs_nic_of(link)->name);
 }
 
+static bool is_refusal(int verdict)
+{
+    return verdict == WEFT_EKEY || verdict == WEFT_EBOUNDS || verdict == WEFT_EACCESS;
+}
+
+/* So many immediates: not fewer than it has said before, nor more than were sent. */
+static bool may_have(const struct verbs_qp *qp, uint32_t imms)
+{
+    return imms - qp->imms_heard <= qp->imms_out - qp->imms_heard;
+}
+
 void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *msg)
 {
     struct verbs_qp *qp = msg->qp < link->ndata ? &link->data[msg->qp] : NULL;
@@ -215,7 +226,8 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     const struct verbs_mem *beyond = NULL;
     bool live = qp && qp->state == VERBS_QP_LIVE;
     if (!qp || qp->heard || msg->epoch != (uint8_t)(qp->epoch + live) ||
-        le32toh(msg->psn) > PSN_MASK || msg->guess > 1 || qp->state == VERBS_QP_RESET) {
+        le32toh(msg->psn) > PSN_MASK || msg->guess > 1 || qp->state == VERBS_QP_RESET ||
+        !may_have(qp, le32toh(msg->imms))) {
         broke_protocol(link);
         return;
     }
@@ -223,9 +235,9 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     qp->peer_psn = le32toh(msg->psn);
     qp->peer_imms = le32toh(msg->imms);
     qp->verdict = 0;
-    qp->claimed = question.op != VERBS_NO_QUESTION && !msg->guess;
     if (question.op != VERBS_NO_QUESTION)
         qp->verdict = verbs_mem_judge(verbs_nic_of(link), &question, &beyond);
+    qp->claimed = question.op != VERBS_NO_QUESTION && (!msg->guess || is_refusal(qp->verdict));
     if (beyond) {
         qp->verdict = WEFT_EAGAIN;
         verbs_keys_tell(link, beyond);
@@ -300,30 +312,23 @@ static void blame(struct verbs_qp *qp, uint32_t index, int status, const char *w
     rec->nothing = true;
 }
 
-static bool is_refusal(int verdict)
-{
-    return verdict == WEFT_EKEY || verdict == WEFT_EBOUNDS || verdict == WEFT_EACCESS;
-}
-
-/* A queue pair that fails and no request is said to be the cause: it was the first one if the peer says so, or
- * if it happens again and again and nothing is executed between. */
-static void blame_first(struct verbs_qp *qp, int verdict)
+/* A queue pair fails and no request is said to be the cause: it was the first one, if that happens again and
+ * again and it stays the first one. */
+static void blame_first(struct verbs_qp *qp)
 {
     uint32_t first;
-    if (qp->guessed && is_refusal(verdict) && !rec_at(qp, qp->failed)->nothing) {
-        blame(qp, qp->failed, verdict, "the peer refused key, range or access");
+    if (!first_open(qp, &first)) {
         qp->unclaimed = 0;
         return;
     }
-    qp->unclaimed = qp->settled == qp->stuck_at ? (uint8_t)(qp->unclaimed + 1) : 1;
-    qp->stuck_at = qp->settled;
+    qp->unclaimed = first == qp->stuck_at ? (uint8_t)(qp->unclaimed + 1) : 1;
+    qp->stuck_at = first;
     if (qp->unclaimed < MOST_UNCLAIMED)
         return;
     qp->unclaimed = 0;
-    if (first_open(qp, &first))
-        blame(qp, first, -EIO,
-              "its queue pair fails for it, and the device does not say why: is the local memory "
-              "still registered?");
+    blame(qp, first, -EIO,
+          "its queue pair fails for it, and the device does not say why: is the local memory "
+          "still registered?");
 }
 
 /* The request is in order: it is posted again, like those after it. */
@@ -340,8 +345,6 @@ static bool goes_again(struct verbs_qp *qp, int verdict)
     struct verbs_rec *rec = rec_at(qp, qp->failed);
     uint8_t *again = rec->op ? &rec->op->again : &rec->again;
     uint8_t most = rec->op ? MOST_AGAIN * VERBS_MAX_DATA : MOST_AGAIN;
-    if (rec->tabled && (verdict == 0 || verdict == WEFT_EKEY))
-        verbs_keys_drop(qp->link, rec->rkey);
     if (rec->status != WEFT_EACCESS || *again == most)
         return false;
     if (verdict != WEFT_EAGAIN && (verdict != 0 || !rec->tabled))
@@ -351,11 +354,40 @@ static bool goes_again(struct verbs_qp *qp, int verdict)
     return true;
 }
 
-/* The peer told the keys that it says it told. */
+/* The peer told the keys that it says it told. With a guess nothing depends on them: a table may be forgotten
+ * for another queue pair's fault before this one is over. */
 static bool knows_keys(struct verbs_qp *qp)
 {
     const struct verbs_rec *rec = rec_at(qp, qp->failed);
-    return (qp->own_fault || qp->guessed) && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
+    if (qp->guessed)
+        return true;
+    return qp->own_fault && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
+}
+
+/* A request of this end was refused by a device. */
+static void end_refused(struct verbs_qp *qp, int verdict)
+{
+    struct verbs_rec *rec = rec_at(qp, qp->failed);
+    if (rec->ended || goes_again(qp, verdict))
+        return;
+    if (is_refusal(verdict))
+        rec->status = verdict;
+    qp->imms_out -= rec->kind == WEFT_OP_WRITE_IMM; /* it never comes */
+}
+
+/* No device refused one: what was executed is not repeated, and the one that the peer was asked about ends if
+ * the peer refuses it. True if it was the cause. */
+static bool end_judged(struct verbs_qp *qp, int verdict)
+{
+    struct verbs_rec *rec = rec_at(qp, qp->failed);
+    bool asked = qp->guessed || (qp->suspected && !rec->ended);
+    if (qp->suspected && !rec->ended)
+        acquit(rec);
+    mark_executed(qp);
+    if (!asked || rec->nothing || !is_refusal(verdict))
+        return false;
+    blame(qp, qp->failed, verdict, "the peer refused key, range or access");
+    return true;
 }
 
 void verbs_fault_ready(struct verbs_link *link, const struct verbs_ready_msg *msg)
@@ -367,26 +399,19 @@ void verbs_fault_ready(struct verbs_link *link, const struct verbs_ready_msg *ms
         broke_protocol(link);
         return;
     }
-    if (qp->suspected && (verdict == 0 || verdict == WEFT_EAGAIN)) {
-        if (!rec_at(qp, qp->failed)->ended)
-            acquit(rec_at(qp, qp->failed));
-        qp->own_fault = false;
-    }
-    if (qp->own_fault && rec_at(qp, qp->failed)->ended) {
-        if (qp->suspected)
-            mark_executed(qp);
-    } else if (qp->own_fault && !goes_again(qp, verdict)) {
-        struct verbs_rec *rec = rec_at(qp, qp->failed);
-        if (is_refusal(verdict))
-            rec->status = verdict;
-        qp->imms_out -= rec->kind == WEFT_OP_WRITE_IMM; /* it never comes */
-    } else if (!qp->own_fault) {
-        mark_executed(qp);
-    }
-    if (qp->own_fault || qp->claimed)
+    const struct verbs_rec *rec = rec_at(qp, qp->failed);
+    /* went with keys that are not those of its memory any more */
+    if ((qp->own_fault || qp->guessed) && rec->tabled && (verdict == 0 || verdict == WEFT_EKEY))
+        verbs_keys_drop(link, rec->rkey);
+    bool found = qp->own_fault && !qp->suspected;
+    if (found)
+        end_refused(qp, verdict);
+    else
+        found = end_judged(qp, verdict);
+    if (found || qp->claimed)
         qp->unclaimed = 0;
     else
-        blame_first(qp, verdict);
+        blame_first(qp);
     qp->own_fault = qp->suspected = qp->guessed = qp->heard = qp->loose = false;
     qp->state = VERBS_QP_LIVE;
     qp->deadline = 0;

@@ -14,7 +14,7 @@
 #include "weft/transport.h"
 
 #define VERBS_MAGIC 0x42525657u /* "WVRB" */
-#define VERBS_VERSION 1
+#define VERBS_VERSION 2
 #define VERBS_NONCE 16
 #define VERBS_MAX_DATA 8 /* data queue pairs of a link */
 

@@ -51,6 +51,7 @@ static const struct setting {
     {"relaxed", FIELD(relaxed), 1, 0, 1, NULL},
     {"gid_table", FIELD(gid_table), 1, 0, 1, NULL},
     {"stale", FIELD(stale), 0, 0, 1, NULL},
+    {"mute", FIELD(mute), 0, 0, 2, NULL},
     {"comm_est", FIELD(comm_est), 1, 0, 1, NULL},
     {"strict", FIELD(strict), 0, 0, 1, NULL},
     {"retry_polls", FIELD(retry_polls), 0, 0, UINT64_MAX, NULL},

@@ -210,6 +210,14 @@ static bool fail_planned(struct fake_qp *qp, const struct fake_send *send, struc
     return true;
 }
 
+/* What a device says of a request that its peer refused. */
+static enum ibv_wc_status told(enum ibv_wc_status status)
+{
+    if (!fake__config.mute || status != IBV_WC_REM_ACCESS_ERR)
+        return status;
+    return fake__config.mute == 1 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_RETRY_EXC_ERR;
+}
+
 static bool conclude(struct fake_qp *qp, const struct fake_send *send, struct fake_qp *peer,
                      struct fake_outcome outcome)
 {
@@ -223,7 +231,7 @@ static bool conclude(struct fake_qp *qp, const struct fake_send *send, struct fa
     }
     qp->wait = FAKE_READY;
     if (outcome.status != IBV_WC_SUCCESS) {
-        fail(qp, outcome.status);
+        fail(qp, told(outcome.status));
         if (outcome.peer_fails)
             fail_peer(peer, outcome.event);
         return true;
