@@ -171,6 +171,21 @@ static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
     }
 }
 
+/* So it is with memory that may not be written, and with what lies beyond it. */
+static void a_silent_refusal_has_its_reason(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "mute=1");
+    struct weft_cmd beyond = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, VERBS_PAIR_BYTES, 64);
+    assert_int_equal(pair_do(&vp.pair, A, &beyond), WEFT_EBOUNDS);
+    PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+    vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, WEFT_ACCESS_READ, 0);
+    struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+    assert_int_equal(pair_do(&vp.pair, A, &write), WEFT_EACCESS);
+    verbs_pair_close(&vp);
+}
+
 /* An immediate without bytes needs no key: nobody refuses it, whatever else went wrong. */
 static void an_immediate_alone_is_not_asked_about(void **state)
 {
@@ -306,14 +321,15 @@ static void a_wrong_request_ends_while_the_peer_suspects_its_own(void **state)
     verbs_pair_close(&vp);
 }
 
-/* Words on a fault that make no sense: a guess that is none, and immediates that cannot be so many. */
+/* Words on a fault that make no sense: a guess that is none, and immediates that cannot be so many. The first ones make
+ * some. */
 static void a_fault_that_makes_no_sense_ends_the_link(void **state)
 {
     (void)state;
     static const struct {
         uint8_t guess;
         uint32_t imms;
-    } cases[] = {{2, 1}, {0, 0}, {0, 2}, {1, UINT32_MAX}};
+    } cases[] = {{0, 1}, {1, 1}, {2, 1}, {0, 0}, {0, 2}, {1, UINT32_MAX}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct verbs_pair vp;
         verbs_pair_open(&vp, "");
@@ -325,12 +341,14 @@ static void a_fault_that_makes_no_sense_ends_the_link(void **state)
         assert_int_equal(pair_do(&vp.pair, B, &msg), 0); /* brings the count along */
         pair_wait(&vp.pair, A, WEFT_OP_RECV, 0);
         assert_int_equal(link->data[0].imms_heard, 1);
-        struct verbs_fault_msg fault = {.epoch = 1,
+        struct verbs_fault_msg fault = {.epoch = (uint8_t)(link->data[0].epoch + 1),
                                         .guess = cases[i].guess,
                                         .imms = htole32(cases[i].imms),
                                         .question.op = VERBS_NO_QUESTION};
         verbs_fault_heard(link, &fault);
-        assert_int_equal(verbs_pair_down(&vp, A), WEFT_EPROTO);
+        assert_int_equal(link->state, i < 2 ? VERBS_LINK_UP : VERBS_LINK_DOWN);
+        if (i >= 2)
+            assert_int_equal(verbs_pair_down(&vp, A), WEFT_EPROTO);
         verbs_pair_close(&vp);
     }
 }
@@ -644,17 +662,22 @@ static void a_fault_is_over_with_the_last_answer(void **state)
 static void a_refused_cmd_fails_once(void **state)
 {
     (void)state;
-    struct verbs_pair vp;
-    verbs_pair_open(&vp, "");
-    struct weft_cmd bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64),
-                    good = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, STEP, 64);
-    bad.remote_key ^= 0x5000;
-    fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_RETRY_EXC_ERR, false);
-    assert_int_equal(pair_do(&vp.pair, A, &bad), WEFT_EKEY);
-    assert_int_equal(pair_do(&vp.pair, A, &good), 0);
-    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, good.imm);
-    verbs_pair_works(&vp);
-    verbs_pair_close(&vp);
+    static const enum ibv_wc_status how[] = {IBV_WC_RETRY_EXC_ERR, IBV_WC_REM_ACCESS_ERR,
+                                             IBV_WC_WR_FLUSH_ERR};
+    for (size_t i = 0; i < ARRAY_LEN(how); i++) {
+        struct verbs_pair vp;
+        verbs_pair_open(&vp, "");
+        struct weft_cmd bad = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64),
+                        good = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, STEP, 64);
+        bad.remote_key ^= 0x5000;
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, how[i], false);
+        assert_int_equal(pair_do(&vp.pair, A, &bad), WEFT_EKEY);
+        assert_int_equal(pair_do(&vp.pair, A, &good), 0);
+        assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, good.imm);
+        check_imms(&vp);
+        verbs_pair_works(&vp);
+        verbs_pair_close(&vp);
+    }
 }
 
 /* --- posts that the device refuses ------------------------------------------------------------ */
@@ -1071,6 +1094,7 @@ int main(void)
         CASE(a_request_without_an_answer_is_asked_about),
         CASE(silence_that_ends_is_forgotten),
         CASE(a_queue_pair_that_fails_without_a_word_is_asked_about),
+        CASE(a_silent_refusal_has_its_reason),
         CASE(an_immediate_alone_is_not_asked_about),
         CASE(a_silent_request_that_was_executed_is_done),
         CASE(an_immediate_behind_a_silent_request_comes_once),

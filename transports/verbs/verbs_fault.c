@@ -317,18 +317,14 @@ static void blame(struct verbs_qp *qp, uint32_t index, int status, const char *w
 static void blame_first(struct verbs_qp *qp)
 {
     uint32_t first;
-    if (!first_open(qp, &first)) {
-        qp->unclaimed = 0;
+    if (!first_open(qp, &first))
         return;
-    }
     qp->unclaimed = first == qp->stuck_at ? (uint8_t)(qp->unclaimed + 1) : 1;
     qp->stuck_at = first;
-    if (qp->unclaimed < MOST_UNCLAIMED)
-        return;
-    qp->unclaimed = 0;
-    blame(qp, first, -EIO,
-          "its queue pair fails for it, and the device does not say why: is the local memory "
-          "still registered?");
+    if (qp->unclaimed == MOST_UNCLAIMED)
+        blame(qp, first, -EIO,
+              "its queue pair fails for it, and the device does not say why: is the local memory "
+              "still registered?");
 }
 
 /* The request is in order: it is posted again, like those after it. */
