@@ -475,9 +475,8 @@ static void old_keys_are_forgotten(void **state)
 /* Keys are told for one queue pair's guess and forgotten for another's refusal before the first is over: then they are
  * told once more. An old table, whose key has come back, is at hand; the short write is in the new first part and not
  * in the old one. */
-static void keys_that_are_told_and_forgotten_are_told_again(void **state)
+static void tell_and_forget(enum ibv_wc_status how)
 {
-    (void)state;
     struct verbs_pair vp;
     assert_int_equal(weft_config_set("WEFT_VERBS_QPS", "2"), 0);
     open_parted(&vp, "", WHOLE, 64 * K);
@@ -494,7 +493,7 @@ static void keys_that_are_told_and_forgotten_are_told_again(void **state)
     struct weft_cmd cmds[] = {verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 2 << 20, 2 << 20, 100000),
                               verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 64, border - 1000, 64),
                               verbs_pair_cmd(&vp, B, WEFT_OP_READ, 3 << 20, 3 << 20, 100000)};
-    fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_WR_FLUSH_ERR, false);
+    fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, how, false);
     verbs_pair_post(&vp, A, &cmds[0], 1);
     verbs_pair_post(&vp, A, &cmds[1], 1);
     verbs_pair_post(&vp, B, &cmds[2], 1);
@@ -507,6 +506,13 @@ static void keys_that_are_told_and_forgotten_are_told_again(void **state)
     }
     verbs_pair_works(&vp);
     verbs_pair_close(&vp);
+}
+
+static void keys_that_are_told_and_forgotten_are_told_again(void **state)
+{
+    (void)state;
+    tell_and_forget(IBV_WC_WR_FLUSH_ERR);
+    tell_and_forget(IBV_WC_RETRY_EXC_ERR);
 }
 
 /* More memory in parts than a link keeps keys of. */

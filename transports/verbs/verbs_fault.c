@@ -350,12 +350,12 @@ static bool goes_again(struct verbs_qp *qp, int verdict)
     return true;
 }
 
-/* The peer told the keys that it says it told. With a guess nothing depends on them: a table may be forgotten
- * for another queue pair's fault before this one is over. */
+/* The peer told the keys that it says it told. Where no device refused the request nothing depends on them: a table may
+ * be forgotten for another queue pair's fault before this one is over. */
 static bool knows_keys(struct verbs_qp *qp)
 {
     const struct verbs_rec *rec = rec_at(qp, qp->failed);
-    if (qp->guessed)
+    if (qp->guessed || qp->suspected)
         return true;
     return qp->own_fault && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
 }
