@@ -171,19 +171,25 @@ static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
     }
 }
 
-/* So it is with memory that may not be written, and with what lies beyond it. */
+/* So it is with memory that may not be written, with what lies beyond it, and with additions. */
 static void a_silent_refusal_has_its_reason(void **state)
 {
     (void)state;
-    struct verbs_pair vp;
-    verbs_pair_open(&vp, "mute=1");
-    struct weft_cmd beyond = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, VERBS_PAIR_BYTES, 64);
-    assert_int_equal(pair_do(&vp.pair, A, &beyond), WEFT_EBOUNDS);
-    PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
-    vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, WEFT_ACCESS_READ, 0);
-    struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
-    assert_int_equal(pair_do(&vp.pair, A, &write), WEFT_EACCESS);
-    verbs_pair_close(&vp);
+    static const char *const devices[] = {"mute=1", "mute=2"};
+    for (size_t i = 0; i < ARRAY_LEN(devices); i++) {
+        struct verbs_pair vp;
+        verbs_pair_open(&vp, devices[i]);
+        struct weft_cmd beyond = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, VERBS_PAIR_BYTES, 64),
+                        add = verbs_pair_cmd(&vp, A, WEFT_OP_ADD64, 0, 0, 8);
+        add.remote_key ^= 0x5000;
+        assert_int_equal(pair_do(&vp.pair, A, &beyond), WEFT_EBOUNDS);
+        assert_int_equal(pair_do(&vp.pair, A, &add), WEFT_EKEY);
+        PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+        vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, WEFT_ACCESS_READ, 0);
+        struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+        assert_int_equal(pair_do(&vp.pair, A, &write), WEFT_EACCESS);
+        verbs_pair_close(&vp);
+    }
 }
 
 /* An immediate without bytes needs no key: nobody refuses it, whatever else went wrong. */

@@ -380,7 +380,9 @@ static bool end_judged(struct verbs_qp *qp, int verdict)
     if (qp->suspected && !rec->ended)
         acquit(rec);
     mark_executed(qp);
-    if (!asked || rec->nothing || !is_refusal(verdict))
+    /* of an addition nothing shows whether it was: what is refused now counts as refused */
+    bool executed = rec->nothing && rec->kind != WEFT_OP_ADD64;
+    if (!asked || executed || !is_refusal(verdict))
         return false;
     blame(qp, qp->failed, verdict, "the peer refused key, range or access");
     return true;
