@@ -345,10 +345,11 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
     if (!*policy || !strcmp(policy, "auto"))
         return select_auto(list, max);
     int n = 0;
-    for (const char *at = policy, *comma; at; at = comma ? comma + 1 : NULL) {
-        comma = strchr(at, ',');
+    const char *at = policy;
+    do {
         char name[32];
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ","), at);
+        size_t len = strcspn(at, ",");
+        snprintf(name, sizeof name, "%.*s", (int)len, at);
         if (!*name)
             return weft_fail(-EINVAL, "the list of transports '%s' has a name that is empty", policy);
         const struct weft_transport *t = weft__transport_find(name);
@@ -359,7 +360,8 @@ int weft__transport_select(const char *policy, const struct weft_transport **lis
             twice |= list[i] == t;
         if (!twice && n < max)
             list[n++] = t;
-    }
+        at += len;
+    } while (*at++ == ',');
     return n;
 }
 

@@ -9,7 +9,7 @@
 const struct weft_transport *weft__transport_at(int i);
 const struct weft_transport *weft__transport_find(const char *name);
 /* The transports a policy text ("auto", "tcp", "local,tcp") names, in order of preference.
- * Returns how many, or a code with a sentence naming the unknown one. */
+ * Returns how many; WEFT_ENODEV and a sentence naming the unknown one; -EINVAL for a name that is empty. */
 int weft__transport_select(const char *policy, const struct weft_transport **list, int max);
 /* open, through the fault decorator when fault is not "". */
 int weft__nic_open(const struct weft_transport *transport, const char *fault,

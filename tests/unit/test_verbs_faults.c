@@ -136,6 +136,24 @@ static void check_imms(struct verbs_pair *vp)
     CHECK(a->imms_out == b->imms_in, "%u immediates sent, %u arrived", a->imms_out, b->imms_in);
 }
 
+/* A's immediate is done, and the next one to arrive. */
+static void do_imm(struct verbs_pair *vp, const struct weft_cmd *imm)
+{
+    assert_int_equal(pair_do(&vp->pair, A, imm), 0);
+    assert_int_equal(pair_wait(&vp->pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm->imm);
+}
+
+/* B's memory, which is there under a key for its peers, or is not. */
+static void withdraw(struct verbs_pair *vp)
+{
+    PAIR_OK(vp->pair.ops->mem_dereg(vp->pair.side[B].nic, vp->mem[B].mem));
+}
+
+static void offer(struct verbs_pair *vp, uint32_t access)
+{
+    vp->mem[B] = pair_reg(&vp->pair, B, vp->buf[B], VERBS_PAIR_BYTES, access, 0);
+}
+
 /* A device that flushes a queue pair and does not say for which request: the peer is asked about the first one
  * that is left, and it is refused as if the device had said so. The one behind it is carried out. */
 static void a_queue_pair_that_fails_without_a_word_is_asked_about(void **state)
@@ -184,8 +202,8 @@ static void a_silent_refusal_has_its_reason(void **state)
         add.remote_key ^= 0x5000;
         assert_int_equal(pair_do(&vp.pair, A, &beyond), WEFT_EBOUNDS);
         assert_int_equal(pair_do(&vp.pair, A, &add), WEFT_EKEY);
-        PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
-        vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, WEFT_ACCESS_READ, 0);
+        withdraw(&vp);
+        offer(&vp, WEFT_ACCESS_READ);
         struct weft_cmd write = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
         assert_int_equal(pair_do(&vp.pair, A, &write), WEFT_EACCESS);
         verbs_pair_close(&vp);
@@ -201,9 +219,7 @@ static void an_immediate_alone_is_not_asked_about(void **state)
     struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 0);
     imm.remote_key ^= 0x5000;
     fake_verbs_fail_send(IBV_WR_RDMA_WRITE_WITH_IMM, 1, IBV_WC_WR_FLUSH_ERR, false);
-    verbs_pair_post(&vp, A, &imm, 1);
-    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
-    assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
+    do_imm(&vp, &imm);
     verbs_pair_works(&vp);
     verbs_pair_close(&vp);
 }
@@ -222,15 +238,14 @@ static void a_silent_request_that_was_executed_is_done(void **state)
         verbs_pair_post(&vp, A, &imm, 1);
         for (int k = 0; k < 4; k++)
             pair_poll(&vp.pair, A);
-        PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+        withdraw(&vp);
         assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE_IMM, imm.ctx).comp.status, 0);
         assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, imm.imm);
         check_imms(&vp);
-        vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, PAIR_ALL, 0);
+        offer(&vp, PAIR_ALL);
         for (size_t k = 0; k < 64; k++) { /* until B has told its count, and beyond */
             struct weft_cmd next = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, k * STEP, 64);
-            assert_int_equal(pair_do(&vp.pair, A, &next), 0);
-            assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, next.imm);
+            do_imm(&vp, &next);
         }
         verbs_pair_works(&vp);
         assert_false(pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more));
@@ -252,12 +267,12 @@ static void an_immediate_behind_a_silent_request_comes_once(void **state)
     fake_verbs_hold_acks(true);
     verbs_pair_post(&vp, A, cmds, 2);
     pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0);
-    PAIR_OK(vp.pair.ops->mem_dereg(vp.pair.side[B].nic, vp.mem[B].mem));
+    withdraw(&vp);
     verbs_fault_comp(&link->data[0], link->data[0].settled, IBV_WC_RETRY_EXC_ERR);
     fake_verbs_hold_acks(false);
     for (int i = 0; i < 2; i++)
         assert_int_equal(pair_wait(&vp.pair, A, (enum weft_op)cmds[i].op, cmds[i].ctx).comp.status, 0);
-    vp.mem[B] = pair_reg(&vp.pair, B, vp.buf[B], VERBS_PAIR_BYTES, PAIR_ALL, 0);
+    offer(&vp, PAIR_ALL);
     verbs_pair_works(&vp);
     check_imms(&vp);
     CHECK(!pair_take(&vp.pair, B, WEFT_OP_WRITE_IMM, 0, &more), "the immediate came twice");
@@ -341,8 +356,7 @@ static void a_fault_that_makes_no_sense_ends_the_link(void **state)
         verbs_pair_open(&vp, "");
         struct verbs_link *link = (struct verbs_link *)vp.pair.side[A].link;
         struct weft_cmd imm = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE_IMM, 0, 0, 64);
-        assert_int_equal(pair_do(&vp.pair, A, &imm), 0);
-        pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0);
+        do_imm(&vp, &imm);
         struct weft_cmd msg = verbs_pair_cmd(&vp, B, WEFT_OP_SEND, 0, 0, 64);
         assert_int_equal(pair_do(&vp.pair, B, &msg), 0); /* brings the count along */
         pair_wait(&vp.pair, A, WEFT_OP_RECV, 0);
@@ -678,8 +692,7 @@ static void a_refused_cmd_fails_once(void **state)
         bad.remote_key ^= 0x5000;
         fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, how[i], false);
         assert_int_equal(pair_do(&vp.pair, A, &bad), WEFT_EKEY);
-        assert_int_equal(pair_do(&vp.pair, A, &good), 0);
-        assert_int_equal(pair_wait(&vp.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, good.imm);
+        do_imm(&vp, &good);
         check_imms(&vp);
         verbs_pair_works(&vp);
         verbs_pair_close(&vp);
