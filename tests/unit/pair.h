@@ -21,7 +21,7 @@
 
 struct pair_comp {
     struct weft_comp comp;
-    uint8_t *data; /* copy of what a RECV brought */
+    uint8_t *data; /* copy of what a RECV brought: whoever takes the comp frees it */
 };
 
 struct pair_side {

@@ -359,7 +359,7 @@ static void a_fault_that_makes_no_sense_ends_the_link(void **state)
         do_imm(&vp, &imm);
         struct weft_cmd msg = verbs_pair_cmd(&vp, B, WEFT_OP_SEND, 0, 0, 64);
         assert_int_equal(pair_do(&vp.pair, B, &msg), 0); /* brings the count along */
-        pair_wait(&vp.pair, A, WEFT_OP_RECV, 0);
+        free(pair_wait(&vp.pair, A, WEFT_OP_RECV, 0).data);
         assert_int_equal(link->data[0].imms_heard, 1);
         struct verbs_fault_msg fault = {.epoch = (uint8_t)(link->data[0].epoch + 1),
                                         .guess = cases[i].guess,
