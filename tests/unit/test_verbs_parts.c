@@ -746,18 +746,53 @@ static void keys_that_make_sense_are_bounded(void **state)
     verbs_pair_close(&vp);
 }
 
-/* "Again", from a peer that told no keys: side B's last word is held back, and another one said. */
-static void again_without_keys_ends_the_link(void **state)
+/* Keys that are forgotten before the request goes again, so often: it is refused, and they are told once more. A peer
+ * that always says "again" and tells nothing is like one whose keys are always forgotten. */
+static void keys_that_are_forgotten_too_soon_are_told_again(void **state)
 {
     (void)state;
-    for (int keys = 0; keys < 2; keys++) {
+    for (int times = 0; times <= 5; times++) {
+        struct verbs_pair vp;
+        open_parted(&vp, "", 16 * K, 16 * K);
+        struct verbs_link *link = link_of(&vp, A);
+        struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 70000, 64);
+        struct pair_comp end;
+        int forgotten = 0;
+        verbs_pair_post(&vp, A, &cmd, 1);
+        fake_verbs_hold();
+        TEST_UNTIL(
+            pair_take(&vp.pair, A, WEFT_OP_WRITE, cmd.ctx, &end),
+            {
+                pair_poll(&vp.pair, A);
+                if (link->data[0].state == VERBS_QP_RESET && link->ntables > 0 && forgotten < times) {
+                    verbs_keys_drop_all(link);
+                    forgotten++;
+                }
+                pair_poll(&vp.pair, B);
+                fake_verbs_release(1);
+            },
+            "the write");
+        fake_verbs_release(-1);
+        assert_int_equal(forgotten, times < 4 ? times : 4);
+        assert_int_equal(end.comp.status, times < 3 ? 0 : WEFT_EACCESS);
+        verbs_pair_works(&vp);
+        verbs_pair_close(&vp);
+    }
+}
+
+/* A verdict where nothing was asked: side B's last word is held back, and another one said. */
+static void a_verdict_on_nothing_ends_the_link(void **state)
+{
+    (void)state;
+    static const int verdicts[] = {WEFT_EAGAIN, WEFT_EKEY, -EIO, 1};
+    for (size_t i = 0; i < ARRAY_LEN(verdicts); i++) {
         struct verbs_pair vp;
         verbs_pair_open(&vp, "");
         struct verbs_link *link = link_of(&vp, A);
         struct verbs_qp *qp = &link->data[0];
-        struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+        struct weft_cmd cmd = verbs_pair_cmd(&vp, B, WEFT_OP_WRITE, 0, 0, 64);
         cmd.remote_key = 7;
-        verbs_pair_post(&vp, A, &cmd, 1);
+        verbs_pair_post(&vp, B, &cmd, 1);
         fake_verbs_hold();
         TEST_UNTIL(
             qp->state == VERBS_QP_RESET,
@@ -768,12 +803,8 @@ static void again_without_keys_ends_the_link(void **state)
                     fake_verbs_release(1);
             },
             "the fault");
-        if (keys) { /* not of what was asked for */
-            hear(&vp, keys_msg((uintptr_t)vp.buf[B] + 32, 5 * K, 12, 0));
-            assert_int_equal(link->ntables, 1);
-        }
         struct verbs_ready_msg msg = {.qp = 0, .epoch = qp->epoch};
-        msg.verdict = (int32_t)htole32((uint32_t)WEFT_EAGAIN);
+        msg.verdict = (int32_t)htole32((uint32_t)verdicts[i]);
         verbs_fault_ready(link, &msg);
         assert_int_equal(link->state, VERBS_LINK_DOWN);
         fake_verbs_release(-1);
@@ -824,7 +855,8 @@ int main(void)
         CASE(a_link_may_be_closed_at_any_time),
         CASE(keys_that_make_no_sense_end_the_link),
         CASE(keys_that_make_sense_are_bounded),
-        CASE(again_without_keys_ends_the_link),
+        CASE(keys_that_are_forgotten_too_soon_are_told_again),
+        CASE(a_verdict_on_nothing_ends_the_link),
         CASE(who_asks_and_takes_no_answer_is_left),
     };
     cmocka_set_test_filter(test_env("WEFT_TEST_CASE", "*"));

@@ -439,8 +439,7 @@ void verbs_keys_tell(struct verbs_link *link, const struct verbs_mem *mem);
 void verbs_keys_heard(struct verbs_link *link, const struct verbs_keys_msg *msg);
 /* The key for an address of the peer's memory; *len is cut to what is under it. */
 uint32_t verbs_keys_find(struct verbs_link *link, uint32_t key, uint64_t addr, uint64_t *len);
-/* Is there a table for all of this? And does it lie in several parts? */
-bool verbs_keys_cover(struct verbs_link *link, uint32_t key, uint64_t addr, uint64_t len);
+/* Is there a table for all of this, and does it lie in several parts? */
 bool verbs_keys_span(struct verbs_link *link, uint32_t key, uint64_t addr, uint64_t len);
 /* The memory is not there any more, it seems. */
 void verbs_keys_drop(struct verbs_link *link, uint32_t key);

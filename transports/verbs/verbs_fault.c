@@ -13,8 +13,9 @@
  *
  * Memory may be in parts, of which the peer knows the first one's key: what goes beyond that is refused. Then
  * the verdict is WEFT_EAGAIN, before it come the keys of all parts (verbs_keys.c), and the request
- * goes again with them. They may be those of memory that is gone, since keys come back: what was refused
- * under such a key is tried once more with the one that the user has.
+ * goes again with them. If they are forgotten before it goes, for other memory or another queue pair's fault, it is
+ * refused and they are told once more. They may be those of memory that is gone, since keys come back: what was
+ * refused under such a key is tried once more with the one that the user has.
  *
  * What was executed: requests go in order, so all before the refused one, and none after it. An end
  * whose queue pair failed for the other's fault does not know which of its own were executed. Writes
@@ -350,16 +351,6 @@ static bool goes_again(struct verbs_qp *qp, int verdict)
     return true;
 }
 
-/* The peer told the keys that it says it told. Where no device refused the request nothing depends on them: a table may
- * be forgotten for another queue pair's fault before this one is over. */
-static bool knows_keys(struct verbs_qp *qp)
-{
-    const struct verbs_rec *rec = rec_at(qp, qp->failed);
-    if (qp->guessed || qp->suspected)
-        return true;
-    return qp->own_fault && verbs_keys_cover(qp->link, rec->rkey, rec->remote_addr, rec->len);
-}
-
 /* A request of this end was refused by a device. */
 static void end_refused(struct verbs_qp *qp, int verdict)
 {
@@ -393,7 +384,7 @@ void verbs_fault_ready(struct verbs_link *link, const struct verbs_ready_msg *ms
     struct verbs_qp *qp = msg->qp < link->ndata ? &link->data[msg->qp] : NULL;
     int verdict = (int32_t)le32toh((uint32_t)msg->verdict);
     if (!qp || qp->state != VERBS_QP_RESET || msg->epoch != qp->epoch || verdict > 0 ||
-        (verdict == WEFT_EAGAIN && !knows_keys(qp))) {
+        (verdict != 0 && question_about(qp).op == VERBS_NO_QUESTION)) {
         broke_protocol(link);
         return;
     }

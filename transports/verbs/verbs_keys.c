@@ -166,16 +166,11 @@ uint32_t verbs_keys_find(struct verbs_link *link, uint32_t key, uint64_t addr, u
     return table->keys[part];
 }
 
-bool verbs_keys_cover(struct verbs_link *link, uint32_t key, uint64_t addr, uint64_t len)
-{
-    const struct verbs_table *table = table_of(link, key, addr);
-    return table && len <= table->len - (addr - table->addr);
-}
-
 bool verbs_keys_span(struct verbs_link *link, uint32_t key, uint64_t addr, uint64_t len)
 {
     uint64_t first = len;
-    if (!verbs_keys_cover(link, key, addr, len))
+    const struct verbs_table *table = table_of(link, key, addr);
+    if (!table || len > table->len - (addr - table->addr))
         return false;
     verbs_keys_find(link, key, addr, &first);
     return first < len;
