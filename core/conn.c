@@ -241,7 +241,7 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     bool reported = conn->initiator && conn->state == WEFT_CONN_CONNECTING;
     va_list args;
     va_start(args, fmt);
-    vsnprintf(conn->why, sizeof conn->why, fmt, args);
+    weft__text_vadd(conn->why, sizeof conn->why, 0, fmt, args);
     va_end(args);
     conn->state = WEFT_CONN_DOWN;
     conn->status = status;

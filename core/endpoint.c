@@ -86,7 +86,7 @@ static void leave_out(struct weft__endpoint *ep, const struct weft_transport *tr
         return;
     struct weft__unused *unused = &ep->unused[ep->nunused++];
     unused->priority = transport->priority;
-    snprintf(unused->why, sizeof unused->why, "%s", weft_last_error());
+    weft__text_add(unused->why, sizeof unused->why, 0, "%s", weft_last_error());
 }
 
 /* With "auto" a transport that cannot be opened is left out; one that was named must open. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Error codes, their texts, and the sentence of the last failure in each thread. */
-#include "weft/transport.h"
+#include "util.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -68,7 +68,7 @@ int weft_fail(int code, const char *fmt, ...)
     char line[sizeof last_error];
     va_list args;
     va_start(args, fmt);
-    vsnprintf(line, sizeof line, fmt, args); /* an argument may be last_error itself */
+    weft__text_vadd(line, sizeof line, 0, fmt, args); /* an argument may be last_error itself */
     va_end(args);
     memcpy(last_error, line, sizeof line);
     errno = saved;

@@ -111,7 +111,7 @@ static void send_text(struct weft__boot *boot, enum weft__frame type, int code, 
     uint8_t body[512];
     char brief[256];
     struct weft__writer w = {body, body + sizeof body, false};
-    snprintf(brief, sizeof brief, "%s", text);
+    weft__text_add(brief, sizeof brief, 0, "%s", text);
     weft__put_u8(&w, boot->attempt);
     weft__put_u32(&w, (uint32_t)code);
     weft__put_text(&w, brief);
@@ -128,8 +128,8 @@ static void add_reason(struct weft__boot *boot, const char *transport, const cha
 {
     size_t used = strlen(boot->reasons);
     bool named = !strncmp(text, transport, strlen(transport));
-    snprintf(boot->reasons + used, sizeof boot->reasons - used, "%s%s%s%s", used ? "; " : "",
-             named ? "" : transport, named ? "" : ": ", text);
+    weft__text_add(boot->reasons, sizeof boot->reasons, used, "%s%s%s%s", used ? "; " : "",
+                   named ? "" : transport, named ? "" : ": ", text);
 }
 
 /* The transports both sides have, in the order of this side's policy. */
@@ -469,13 +469,14 @@ static void explain(const struct weft__boot *boot)
     if (join->code)
         snprintf(less, sizeof less, "; %d of %d links: ", __builtin_popcount(join->joined),
                  conn->nlinks);
-    int n = snprintf(conn->why, sizeof conn->why, "%s%s%s%s%s",
-                     conn->same_host_path ? "the peer is on this host"
-                                          : "the best transport both have",
-                     less, join->code ? join->why : "", *boot->reasons ? "; " : "", boot->reasons);
-    for (int i = 0; i < ep->nunused && n < (int)sizeof conn->why; i++)
+    size_t used = weft__text_add(conn->why, sizeof conn->why, 0, "%s%s%s%s%s",
+                                 conn->same_host_path ? "the peer is on this host"
+                                                      : "the best transport both have",
+                                 less, join->code ? join->why : "", *boot->reasons ? "; " : "",
+                                 boot->reasons);
+    for (int i = 0; i < ep->nunused; i++)
         if (ep->unused[i].priority > conn->links[0]->lane->transport->priority)
-            n += snprintf(conn->why + n, sizeof conn->why - (size_t)n, "; %s", ep->unused[i].why);
+            used = weft__text_add(conn->why, sizeof conn->why, used, "; %s", ep->unused[i].why);
 }
 
 static void finish(struct weft__boot *boot)

@@ -60,13 +60,13 @@ static void note(struct weft__boot *boot, int i, int code, const char *why)
     if (join->code)
         return;
     join->code = code;
-    snprintf(join->why, sizeof join->why, "%s", why);
+    weft__text_add(join->why, sizeof join->why, 0, "%s", why);
 }
 
 static void give_up(struct weft__boot *boot, int i, int code, const char *why)
 {
     char text[sizeof boot->join.why]; /* `why` is changed by what follows */
-    snprintf(text, sizeof text, "%s", why);
+    weft__text_add(text, sizeof text, 0, "%s", why);
     boot->join.wanted &= ~bit(i);
     boot->join.joined &= ~bit(i);
     note(boot, i, code, text);

@@ -220,7 +220,7 @@ void weft__op_fail(struct weft__op *op, int status, const char *text)
     if (op->status || op->done || op->taken)
         return;
     op->status = status;
-    snprintf(op->text, sizeof op->text, "%s", text ? text : weft_strerror(status));
+    weft__text_add(op->text, sizeof op->text, 0, "%s", text ? text : weft_strerror(status));
 }
 
 void weft__op_shut_regs(struct weft__op *op)

@@ -237,8 +237,8 @@ int weft__rails_open(struct weft__endpoint *ep, const struct weft_transport *tra
     int n = weft__devices(transport, opts->near, WEFT__MEASURE_CHOICE, &list);
     int rc = n < 0 ? n : WEFT_ENODEV;
     if (n <= 0)
-        snprintf(why, sizeof why, "transport %s has no device: %.200s", transport->name,
-                 weft_last_error());
+        weft__text_add(why, sizeof why, 0, "transport %s has no device: %s", transport->name,
+                       weft_last_error());
     if (n >= 0)
         share(&o, list, n);
     for (int i = 0; i < n; i++) {
@@ -246,7 +246,7 @@ int weft__rails_open(struct weft__endpoint *ep, const struct weft_transport *tra
         if (!failed || *why)
             continue;
         rc = failed;
-        snprintf(why, sizeof why, "%s", weft_last_error());
+        weft__text_add(why, sizeof why, 0, "%s", weft_last_error());
     }
     if (n >= 0)
         free(list);

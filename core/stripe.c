@@ -290,8 +290,8 @@ static void describe(const struct weft__wr *wr, uint32_t nth, const char *why, c
     char piece[32] = "";
     if (wr->op->npieces > 1)
         snprintf(piece, sizeof piece, ", piece %zu", wr->piece + nth);
-    snprintf(text, size, "%s of %llu bytes over %s%s: %s", weft_op_name(wr->cmd.op),
-             (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece, why);
+    weft__text_add(text, size, 0, "%s of %llu bytes over %s%s: %s", weft_op_name(wr->cmd.op),
+                   (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece, why);
 }
 
 static void stop(struct weft__op *op)

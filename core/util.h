@@ -5,6 +5,7 @@
 #define WEFT_UTIL_H
 
 #include <endian.h>
+#include <stdarg.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -35,6 +36,15 @@ bool weft__log_spec_valid(const char *spec);
 /* Open libcrypto, unless it is open. WEFT_EUNSUPPORTED with a sentence if there is none. */
 int weft__mac_load(void);
 
+/* --- text.c -------------------------------------------------------------------------------- */
+
+/* Append to a sentence of `used` bytes in a buffer of `size`, the zero byte included. What does not fit is left out from
+ * a word on, and " ..." stands for it; to such a one nothing is appended. Returns its length. */
+size_t weft__text_add(char *text, size_t size, size_t used, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+size_t weft__text_vadd(char *text, size_t size, size_t used, const char *fmt, va_list args)
+    __attribute__((format(printf, 4, 0)));
+
 /* --- handle.c ------------------------------------------------------------------------------ */
 
 enum weft__kind { WEFT__ENDPOINT = 1, WEFT__CONN, WEFT__MEM, WEFT__OP };
@@ -57,9 +67,6 @@ static inline bool weft__handle_is(uint64_t handle, enum weft__kind kind)
 
 /* Give obj a handle; 0 when out of memory. owner: whose lock handle_shut is called under, if it
  * always is, for handle_peek; else NULL. */
-/* Another number whenever a file was loaded into the process, or unloaded (library.c). */
-uint64_t weft__loads(void);
-
 uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner);
 /* The object, kept alive until put; NULL and a sentence if the handle is stale or foreign. */
 void *weft__handle_get(uint64_t handle, enum weft__kind kind);
@@ -117,6 +124,11 @@ static inline uint64_t weft__le64(const uint8_t *at)
     memcpy(&v, at, sizeof v);
     return le64toh(v);
 }
+
+/* --- library.c ----------------------------------------------------------------------------- */
+
+/* Another number whenever a file was loaded into the process, or unloaded. */
+uint64_t weft__loads(void);
 
 /* --- host.c -------------------------------------------------------------------------------- */
 
