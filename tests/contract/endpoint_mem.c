@@ -5,6 +5,8 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define T TEST_DEADLINE_MS
 #define LEN 10000
@@ -49,6 +51,27 @@ static void what_cannot_be_registered(void **state)
     WEFT_FAILS(-EINVAL, weft_mem_reg(d->a.endpoint, memory, 64,
                                      WEFT_OPTS(weft_mem_opts, .access = 0x80), &mem));
     assert_int_equal(mem, 99);
+}
+
+/* A hole anywhere in the range, and a message from there that is too long to be copied at once. */
+static void memory_has_to_be_mapped(void **state)
+{
+    struct duo *d = *state;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), third = 64 * page;
+    char *memory = mmap(NULL, 3 * third, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED && !munmap(memory + third, third), "memory with a hole");
+    static const int refused[][2] = {{0, 3}, {1, 2}, {0, 2}, {1, 3}}; /* in thirds */
+    weft_mem_t mem = 99;
+    for (size_t i = 0; i < ARRAY_LEN(refused); i++)
+        WEFT_FAILS(-EFAULT, weft_mem_reg(d->a.endpoint, memory + (size_t)refused[i][0] * third,
+                                         (size_t)(refused[i][1] - refused[i][0]) * third, NULL, &mem));
+    WEFT_FAILS(-EFAULT, weft_mem_reg(d->a.endpoint, memory + third - 1, 2, NULL, &mem));
+    WEFT_FAILS(-EFAULT, weft_mem_reg(d->a.endpoint, memory + 2 * third - 1, 2, NULL, &mem));
+    WEFT_FAILS(-EFAULT, weft_send(d->conn, memory, 3 * third, T));
+    assert_int_equal(mem, 99);
+    WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory, third, WEFT_READ)));
+    WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory + 2 * third + 5, third - 5, WEFT_READ)));
+    CHECK(!munmap(memory, 3 * third), "unmap");
 }
 
 static void access_is_what_was_registered(void **state)
@@ -425,6 +448,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         IN_ONE(what_cannot_be_registered),
+        IN_ONE(memory_has_to_be_mapped),
         IN_ONE(access_is_what_was_registered),
         IN_ONE(contained_ranges_end_alone),
         IN_ONE(equal_ranges_share),

@@ -218,7 +218,7 @@ struct weft_mem_opts {
  * backend: Weft pins it when it is first used so. It stays
  * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
  * access, costs nothing: both mems share one registration, which ends with the last of them.
- * Read-only memory may be registered with WEFT_READ. Pages stay accessible as registered (a file that they are mapped from does not
+ * Read-only memory may be registered with WEFT_READ. Memory of the host that is not mapped is refused (-EFAULT). Pages stay accessible as registered (a file that they are mapped from does not
  * become shorter): the first to touch one that is not may be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or
  * a nic, the operation ends with -EFAULT, or the conn does.
  */
