@@ -131,6 +131,17 @@ void message(const char *fmt, ...)
     fprintf(stderr, "%s: %s\n", program, line); /* one call: lines of threads do not mix */
 }
 
+int json_may_write(const char *path)
+{
+    if (!strcmp(path, "-"))
+        return 0;
+    FILE *file = fopen(path, "a");
+    if (file)
+        return fclose(file);
+    message("cannot write %s: %s", path, strerror(errno));
+    return -1;
+}
+
 int json_write(const char *path, const cJSON *json)
 {
     bool to_stdout = !strcmp(path, "-");

@@ -40,5 +40,7 @@ int secret_file_set(const char *path);
 
 /* Write a JSON value to a file, "-" for standard output. Returns 0, or -1 after a message. */
 int json_write(const char *path, const cJSON *json);
+/* The same answer, before there is a value; what the file holds stays. */
+int json_may_write(const char *path);
 
 #endif

@@ -21,13 +21,13 @@ static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "not
 
 static const char usage_text[] =
     "Usage: weft_perf write|read|send|notify|add --local [OPTION]...\n"
-    "       weft_perf TEST --listen [[HOST]:PORT] [OPTION]...    on one side, then\n"
+    "       weft_perf TEST --listen [[HOST:]PORT] [OPTION]...    on one side, then\n"
     "       weft_perf TEST --connect HOST[:PORT] [OPTION]...     on the other\n"
     "\n"
     "Measures what Weft moves, and checks that it arrived.\n"
     "\n"
     "      --local               run both sides here, in two processes\n"
-    "      --listen [HOST:PORT]  be the target (all interfaces, IPv4, unless HOST is given)\n"
+    "      --listen [[HOST:]PORT] be the target (all interfaces, IPv4, unless HOST is given)\n"
     "      --connect HOST[:PORT] be the initiator: its options decide what is measured\n"
     "  -t, --transport LIST      use only these transports, best first\n"
     "  -s, --sizes LIST          bytes: 8,4K,1M..64M (A..B doubles)\n"
@@ -136,12 +136,17 @@ static int set_role(struct perf_args *args, enum perf_role role, const char *add
     return 0;
 }
 
-/* --listen takes the next word as its address if that is neither an option nor a test. */
+/* --listen takes the next word as its address if that is neither an option nor a test. A number is a port. */
 static int set_listen(struct perf_args *args, int argc, char **argv)
 {
     const char *address = optarg;
     if (!address && optind < argc && argv[optind][0] != '-' && test_find(argv[optind]) < 0)
         address = argv[optind++];
+    char port[8];
+    if (address && *address && strspn(address, "0123456789") == strlen(address) && strlen(address) < sizeof port - 1) {
+        snprintf(port, sizeof port, ":%s", address);
+        address = port;
+    }
     return set_role(args, PERF_LISTEN, address);
 }
 

@@ -219,6 +219,8 @@ int main(int argc, char **argv)
         return end - 1;
     if (args.secret_file && secret_file_set(args.secret_file))
         return EXIT_USAGE;
+    if (args.json && json_may_write(args.json))
+        return EXIT_FAILED;
     message_strangers();
     perf_catch_signals();
     if (args.conns > 1)
