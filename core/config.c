@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum kind { KIND_STRING, KIND_LOG, KIND_INT, KIND_SIZE, KIND_BOOL };
-static const char *const kind_names[] = {"string", "string", "int", "size", "bool"};
+enum kind { KIND_STRING, KIND_LOG, KIND_INT, KIND_POWER, KIND_SIZE, KIND_BOOL };
+static const char *const kind_names[] = {"string", "string", "int", "power of 2", "size", "bool"};
 
 /* name, kind, default, least, most, help */
 #define CONFIG_MAP(XX)                                                                            \
@@ -96,8 +96,8 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_VERBS_SERVICE_LEVEL", INT, "0", 0, 15,                                               \
        "service level of InfiniBand; RoCE: priority")                                             \
     XX("WEFT_VERBS_PKEY", INT, "0", 0, 65535, "partition key; 0: the first of the port's table")  \
-    XX("WEFT_VERBS_MTU", INT, "4096", 256, 4096,                                                  \
-       "longest packet: 256 512 1024 2048 4096, never more than the port's")                      \
+    XX("WEFT_VERBS_MTU", POWER, "4096", 256, 4096,                                                \
+       "bytes of the longest packet, never more than the port's")                                  \
     XX("WEFT_VERBS_TIMEOUT", INT, "17", 1, 31,                                                    \
        "wait for an acknowledgement before sending again: 4.096 us times 2 to that (17: 0.5 s)")  \
     XX("WEFT_VERBS_RETRY", INT, "6", 0, 7,                                                        \
@@ -141,7 +141,7 @@ static const char *const kind_names[] = {"string", "string", "int", "size", "boo
     XX("WEFT_CUDA_KERNELS", STRING, "", 0, 0,                                                     \
        "file of Weft's kernels, as nvcc makes it; empty: what it was built with, if it was")      \
     XX("WEFT_HIP_KERNELS", STRING, "", 0, 0, "the same, as hipcc makes it")                       \
-    XX("WEFT_HOST_WAVE", INT, "32", 32, 64,                                                       \
+    XX("WEFT_HOST_WAVE", POWER, "32", 32, 64,                                                     \
        "lanes of a wave of gpu/host, where Weft's kernels run on processors: 32 or 64")           \
     XX("WEFT_FAULT", STRING, "", 0, 0,                                                            \
        "for tests: wrap every nic and inject faults, e.g. seed=1,reorder=8 (transports/fault)")
@@ -191,7 +191,7 @@ static int parse_number(const struct setting *s, const char *text, int64_t *out)
         value <<= shift;
         end++;
     }
-    if (*end || value < s->least || value > s->most)
+    if (*end || value < s->least || value > s->most || (s->kind == KIND_POWER && value & (value - 1)))
         return -EINVAL;
     *out = value;
     return 0;

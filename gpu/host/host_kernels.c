@@ -45,8 +45,6 @@ int host_launch(struct weft_gpu *gpu, const struct weft_gpu_launch *what)
         return weft_fail(-EINVAL, "gpu host: %s takes %zu bytes of arguments, not %zu",
                          what->kernel, kernel->args_len, what->args_len);
     uint32_t lanes = (uint32_t)weft_config_int("WEFT_HOST_WAVE");
-    if (lanes != 32 && lanes != 64)
-        return weft_fail(-EINVAL, "WEFT_HOST_WAVE=%u: a wave has 32 lanes or 64", lanes);
     struct weftd_at at = {.blocks = what->blocks, .threads = what->threads, .lanes = lanes};
     for (at.block = 0; at.block < at.blocks; at.block++)
         for (at.thread = 0; at.thread < at.threads; at.thread++) {

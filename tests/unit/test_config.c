@@ -56,6 +56,22 @@ static void sizes_have_units(void **state)
     weft_config_set("WEFT_CHUNK", NULL);
 }
 
+static void powers_of_two_are_nothing_else(void **state)
+{
+    (void)state;
+    const char *good[] = {"256", "512", "0x400", "4096"};
+    const char *bad[] = {"", "0", "-256", "128", "255", "257", "1500", "4095", "8192", "1K"};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(good); i++) {
+        assert_int_equal(weft_config_set("WEFT_VERBS_MTU", good[i]), 0);
+        assert_int_equal(weft_config_int("WEFT_VERBS_MTU"), strtol(good[i], NULL, 0));
+    }
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(bad); i++)
+        assert_int_equal(weft_config_set("WEFT_VERBS_MTU", bad[i]), -EINVAL);
+    assert_string_equal(weft_last_error(),
+                        "setting WEFT_VERBS_MTU: '1K' is no power of 2 from 256 to 4096");
+    weft_config_set("WEFT_VERBS_MTU", NULL);
+}
+
 static void log_levels_are_checked(void **state)
 {
     (void)state;
@@ -199,6 +215,7 @@ int main(void)
         cmocka_unit_test(a_library_is_opened_once),
         cmocka_unit_test(a_value_has_a_source),
         cmocka_unit_test(sizes_have_units),
+        cmocka_unit_test(powers_of_two_are_nothing_else),
         cmocka_unit_test(log_levels_are_checked),
         cmocka_unit_test(unknown_settings_are_named),
         cmocka_unit_test(a_bad_environment_stops_open),

@@ -4,6 +4,8 @@
 
 #include <sys/mman.h>
 
+#include "transports/verbs/verbs.h"
+
 #define A PAIR_A
 #define B PAIR_B
 #define MOST 16
@@ -91,12 +93,18 @@ static void mtus_are_what_they_may_be(void **state)
     (void)state;
     struct weft_nic_opts opts = {.device = "fake0"};
     struct weft_nic *nic;
-    assert_int_equal(fake_verbs_configure(""), 0);
-    weft_config_set("WEFT_VERBS_MTU", "1000");
-    WEFT_FAILS(WEFT_ECONFIG, weft_transport_verbs.ops->open(&opts, &nic));
-    weft_config_set("WEFT_VERBS_MTU", "256");
-    WEFT_OK(weft_transport_verbs.ops->open(&opts, &nic));
-    weft_transport_verbs.ops->close(nic);
+    assert_int_equal(fake_verbs_configure("mtu=2048"), 0);
+    static const struct {
+        const char *bytes;
+        enum ibv_mtu is;
+    } cases[] = {{"256", IBV_MTU_256}, {"1024", IBV_MTU_1024}, {"2048", IBV_MTU_2048}, {"4096", IBV_MTU_2048}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        WEFT_OK(weft_config_set("WEFT_VERBS_MTU", cases[i].bytes));
+        WEFT_OK(weft_transport_verbs.ops->open(&opts, &nic));
+        assert_int_equal(((struct verbs_nic *)nic)->mtu, cases[i].is);
+        weft_transport_verbs.ops->close(nic);
+    }
+    WEFT_FAILS(-EINVAL, weft_config_set("WEFT_VERBS_MTU", "1000"));
 }
 
 static void a_port_that_is_down_is_named_and_not_usable(void **state)

@@ -47,18 +47,14 @@ static uint32_t least(uint32_t a, int b)
     return b < 0 ? 0 : a < (uint32_t)b ? a : (uint32_t)b;
 }
 
-static int read_mtu(struct verbs_nic *nic)
+static void read_mtu(struct verbs_nic *nic)
 {
     int64_t mtu = weft_config_int("WEFT_VERBS_MTU");
     uint8_t code = IBV_MTU_256;
-    while (code < IBV_MTU_4096 && mtu != 128 << code)
+    while (mtu != 128 << code)
         code++;
-    if (mtu != 128 << code)
-        return weft_fail(WEFT_ECONFIG,
-                         "setting WEFT_VERBS_MTU: %d is none of 256 512 1024 2048 4096", (int)mtu);
     if (code < nic->mtu)
         nic->mtu = code;
-    return 0;
 }
 
 static void read_settings(struct verbs_nic *nic)
@@ -253,9 +249,8 @@ static int set_up(struct verbs_nic *nic, const char *device)
     if (rc)
         return rc;
     read_settings(nic);
-    rc = read_mtu(nic);
-    if (rc == 0)
-        rc = find_pkey(nic);
+    read_mtu(nic);
+    rc = find_pkey(nic);
     if (rc == 0)
         rc = read_limits(nic, &attr);
     if (rc == 0)

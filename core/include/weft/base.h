@@ -119,7 +119,7 @@ enum weft_config_source { WEFT_FROM_DEFAULT, WEFT_FROM_ENVIRONMENT, WEFT_FROM_CA
 
 struct weft_config_item {
     const char *name;   /* "WEFT_LOG" */
-    const char *type;   /* "string", "int", "size", "bool" */
+    const char *type;   /* "string", "int", "power of 2", "size", "bool" */
     const char *value;  /* as text */
     const char *preset; /* the default, as text */
     const char *help;
