@@ -19,7 +19,8 @@ static const char *const kind_names[] = {"string", "string", "int", "power of 2"
     XX("WEFT_LOG", LOG, "warn", 0, 0,                                                             \
        "level (error warn info debug), and levels of subsystems: warn,tcp:debug")                 \
     XX("WEFT_TRANSPORT", STRING, "auto", 0, 0,                                                    \
-       "transports to use, best first, e.g. tcp or local,tcp; auto: all, best first")             \
+       "transports to use, best first, e.g. tcp or local,tcp: what is named has to open; auto: "  \
+       "all that do, best first")                                                                 \
     XX("WEFT_GPU", STRING, "auto", 0, 0,                                                          \
        "GPU backend to use; auto: that whose vendor's library the process has loaded")            \
     XX("WEFT_MODULE_PATH", STRING, "", 0, 0,                                                      \

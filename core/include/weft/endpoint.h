@@ -51,7 +51,8 @@ struct weft_endpoint_opts {
     /* Where to accept connections: "HOST:PORT", "HOST", ":PORT" (all interfaces, IPv4), "[V6]:PORT" ("[::]:PORT": all, IPv6).
      * HOST is a numeric address or a name. Port 0 or none: any free one. NULL: WEFT_LISTEN. */
     const char *listen;
-    /* Comma-separated names, best first: only these are used. "": all. NULL: WEFT_TRANSPORT ("auto"). */
+    /* Comma-separated names, best first: only these are used, and each has to open. "": all that do.
+     * NULL: WEFT_TRANSPORT ("auto"). */
     const char *transport;
     /* Name of the GPU backend, whose library is loaded and started. NULL: WEFT_GPU ("auto": the one whose library the
      * process has loaded, by the time that it opens the endpoint or names memory to it; nothing is loaded). A backend that
