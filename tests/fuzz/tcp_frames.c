@@ -86,7 +86,7 @@ static void hear_frame(struct run *run, struct sock *sock, const struct tcp_fram
 {
     uint8_t type = frame->type;
     sock->payload = frame->len;
-    sock->counts = type >= TCP_SEND && type <= TCP_PART_IMM;
+    sock->counts = (type >= TCP_SEND && type <= TCP_PART_IMM) || frame->lent;
     sock->executed += sock->counts && !frame->len;
     if (type == TCP_READ || type == TCP_ADD)
         run->calls[run->ncalls++ % CALLS] = (struct call){

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A peer that has joined and then breaks the protocol, or keeps to it in odd ways. */
 #include "tcp_stranger.h"
+#include "../helpers.h"
 
 #include <sys/mman.h>
 
@@ -119,14 +120,28 @@ static void no_frames_take_their_link_down(void **state)
         stranger_await_down(s, WEFT_EPROTO);
         rejoin(s);
     }
-    for (size_t at = 2; at < 4; at++) {
-        stranger_encode(bytes, (struct tcp_frame){.type = TCP_ACK});
-        bytes[at] = 1;
-        stranger_say(s->fd[0], bytes, sizeof bytes);
-        stranger_await_down(s, WEFT_EPROTO);
-        rejoin(s);
-    }
     assert_int_equal(s->mem[0], 0);
+}
+
+/* Payload is lent or it is not, and where there is none it is not. */
+static void what_is_lent_is_payload(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_FRAME_MAX];
+    for (uint8_t type = 1; type < TCP_TYPES; type++)
+        for (int at = 2; at < 4; at++) {
+            size_t len = stranger_encode(bytes, (struct tcp_frame){.type = type, .id = 1, .word = {KEY}});
+            bytes[at] = at == 2 && tcp_frame_lends(type) ? 2 : 1;
+            stranger_say(s->fd[0], bytes, len);
+            stranger_await_down(s, WEFT_EPROTO);
+            rejoin(s);
+        }
+    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 8);
+    write.lent = true; /* however short */
+    stranger_say_frame(s->fd[1], write);
+    stranger_say(s->fd[1], "lent out", 8);
+    TEST_UNTIL(s->mem[7] == 't', pair_poll(&s->pair, PAIR_B), "the bytes");
+    assert_memory_equal(s->mem, "lent out", 8);
 }
 
 static void noise_takes_its_link_down(void **state)
@@ -460,14 +475,73 @@ static uint32_t post_read(struct stranger *s, void *into, uint64_t len)
     return stranger_hear_type(s, s->fd[0], TCP_READ).id;
 }
 
-static void say_data(struct stranger *s, int sock, uint32_t call, uint64_t offset, uint32_t len)
+static void say_data_of(struct stranger *s, int sock, struct tcp_frame frame)
 {
     uint8_t bytes[256];
     memset(bytes, 0xaa, sizeof bytes);
-    stranger_say_frame(
-        s->fd[sock],
-        (struct tcp_frame){.type = TCP_DATA, .id = call, .len = len, .word = {offset}});
-    stranger_say(s->fd[sock], bytes, len);
+    stranger_say_frame(s->fd[sock], frame);
+    stranger_say(s->fd[sock], bytes, frame.len);
+}
+
+static void say_data(struct stranger *s, int sock, uint32_t call, uint64_t offset, uint32_t len)
+{
+    say_data_of(s, sock, (struct tcp_frame){.type = TCP_DATA, .id = call, .len = len, .word = {offset}});
+}
+
+/* What has been said on socket 0, without another poll. False: nothing. */
+static bool heard(struct stranger *s, struct tcp_frame *frame)
+{
+    uint8_t bytes[TCP_FRAME_MAX];
+    ssize_t n = recv(s->fd[0], bytes, sizeof bytes, MSG_DONTWAIT);
+    if (n < 0)
+        return false;
+    assert_int_equal(tcp_frame_decode(bytes, (uint32_t)n, frame), n);
+    return true;
+}
+
+/* Who waits for nothing more may never poll again: that it has what it was lent is said at once. */
+static void the_last_read_gives_back_what_it_was_lent(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t into[100];
+    struct tcp_frame frame;
+    for (uint32_t i = 1; i <= 3; i++) {
+        uint32_t call = post_read(s, into, sizeof into);
+        say_data_of(s, 1, (struct tcp_frame){.type = TCP_DATA, .lent = true, .id = call, .len = sizeof into});
+        assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 6).comp.status, 0);
+        assert_true(heard(s, &frame));
+        assert_true(frame.type == TCP_ACK && frame.ack_sock == 1 && frame.ack == i);
+    }
+}
+
+/* Who has asked for more polls again, and says it with the next question, or by itself. */
+static void what_was_lent_to_one_of_several_reads_is_given_back_later(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t into[3][100];
+    struct tcp_frame frame;
+    uint32_t calls[3];
+    struct weft_cmd cmd = {.op = WEFT_OP_READ, .len = 100, .ctx = 7, .one = {.addr = into[2], .len = 100}};
+    for (int i = 0; i < 2; i++)
+        calls[i] = post_read(s, into[i], 100);
+    say_data_of(s, 1, (struct tcp_frame){.type = TCP_DATA, .lent = true, .id = calls[0], .len = 100});
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 6).comp.status, 0);
+    assert_false(heard(s, &frame));
+    assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    TEST_UNTIL(heard(s, &frame), pair_poll(&s->pair, PAIR_B), "the question");
+    assert_true(frame.type == TCP_READ && frame.ack_sock == 1 && frame.ack == 1);
+    calls[2] = frame.id;
+    say_data_of(s, 1, (struct tcp_frame){.type = TCP_DATA, .lent = true, .id = calls[2], .len = 100});
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 7).comp.status, 0);
+    assert_false(heard(s, &frame));
+    TEST_UNTIL(heard(s, &frame), pair_poll(&s->pair, PAIR_B), "the acknowledgement");
+    assert_true(frame.type == TCP_ACK && frame.ack_sock == 1 && frame.ack == 2);
+    say_data(s, 1, calls[1], 0, 100); /* not lent: nothing is owed for it */
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_READ, 6).comp.status, 0);
+    for (int i = 0; i < 100; i++) {
+        pair_poll(&s->pair, PAIR_B);
+        assert_false(heard(s, &frame));
+    }
 }
 
 /* Too much, outside, twice, after the end: never a byte outside the READ. */
@@ -573,16 +647,29 @@ static void no_more_cmds_than_the_peer_takes(void **state)
 
 /* --- long answers ------------------------------------------------------------------------------ */
 
-#define LONG 40000 /* counted: what it is sent out of stays busy until it is acknowledged */
+#define LONG 80000   /* lent: what it is sent out of stays busy until it is acknowledged */
+#define COPIED 40000 /* to the kernel, which is all that its memory waits for */
 #define LONG_KEY 78
 
-static void ask_for_long(struct stranger *s, const void *mem, void *sink)
+static void ask_for(struct stranger *s, const void *mem, uint64_t len, void *sink)
 {
-    struct tcp_frame read = {.type = TCP_READ, .id = 1, .word = {LONG_KEY, (uintptr_t)mem, LONG}};
+    struct tcp_frame read = {.type = TCP_READ, .id = 1, .word = {LONG_KEY, (uintptr_t)mem, len}};
     stranger_say_frame(s->fd[0], read);
     struct tcp_frame data = stranger_hear_type(s, s->fd[1], TCP_DATA);
-    assert_true(data.len == LONG && data.id == 1);
-    stranger_hear(s, s->fd[1], sink, LONG);
+    assert_true(data.len == len && data.id == 1 && data.lent == (len == LONG));
+    stranger_hear(s, s->fd[1], sink, (size_t)len);
+}
+
+static void a_shorter_answer_leaves_its_memory(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t *mem = calloc(1, COPIED), *sink = malloc(COPIED);
+    struct weft_mem_handle handle = pair_reg(&s->pair, PAIR_B, mem, COPIED, WEFT_ACCESS_READ, LONG_KEY);
+    for (int i = 0; i < 3 * DEPTH; i++)
+        ask_for(s, mem, COPIED, sink);
+    assert_int_equal(s->pair.ops->mem_dereg(s->pair.side[PAIR_B].nic, handle.mem), 0);
+    free(mem);
+    free(sink);
 }
 
 static void a_long_answer_keeps_its_memory(void **state)
@@ -597,7 +684,7 @@ static void a_long_answer_keeps_its_memory(void **state)
     };
     for (int i = 0; i < 3; i++) {
         struct weft_mem_handle handle = pair_reg(&s->pair, PAIR_B, mem, LONG, WEFT_ACCESS_READ, LONG_KEY);
-        ask_for_long(s, mem, sink);
+        ask_for(s, mem, LONG, sink);
         for (int k = 0; k < 100; k++)
             pair_poll(&s->pair, PAIR_B);
         assert_int_equal(ops->mem_dereg(nic, handle.mem), WEFT_EAGAIN);
@@ -629,6 +716,8 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(no_frames_take_their_link_down, stranger_setup_joined,
                                         stranger_teardown),
+        cmocka_unit_test_setup_teardown(what_is_lent_is_payload, stranger_setup_joined,
+                                        stranger_teardown),
         cmocka_unit_test_setup_teardown(noise_takes_its_link_down, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_flood_of_reads_is_cut_off, stranger_setup_joined,
@@ -655,12 +744,18 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_write_beyond_4_gib, stranger_setup_joined,
                                         stranger_teardown),
+        cmocka_unit_test_setup_teardown(the_last_read_gives_back_what_it_was_lent, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(what_was_lent_to_one_of_several_reads_is_given_back_later,
+                                        stranger_setup_joined, stranger_teardown),
         cmocka_unit_test_setup_teardown(wrong_answers_to_a_read, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(an_end_waits_for_its_chunks, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(an_acknowledgement_of_what_was_not_sent,
                                         setup_large_frames, stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_shorter_answer_leaves_its_memory, stranger_setup_joined,
+                                        stranger_teardown),
         cmocka_unit_test_setup_teardown(a_long_answer_keeps_its_memory, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(no_more_cmds_than_the_peer_takes, stranger_setup_joined,

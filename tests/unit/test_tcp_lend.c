@@ -480,7 +480,7 @@ static void many_long_reads_beside_other_traffic(void **state)
 {
     struct pair *p = *state;
     struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
-    struct weft_cmd read = cmd_read(near, 0, far, 0, 40000), write = cmd_write(near, 0, far, 0, BIG);
+    struct weft_cmd read = cmd_read(near, 0, far, 0, 70000), write = cmd_write(near, 0, far, 0, BIG);
     size_t first;
     for (int i = 1; i <= OTHERS; i++)
         assert_int_equal(pair_link(p, A), i);

@@ -110,7 +110,7 @@ static void read_settings(struct tcp_nic *nic)
     nic->sndbuf_most = nic->sndbuf ? 0 : tcp_out_most();
     nic->rcvbuf = (int)weft_config_int("WEFT_TCP_RCVBUF");
     nic->zerocopy = (uint64_t)weft_config_int("WEFT_TCP_ZEROCOPY");
-    if (nic->zerocopy && nic->zerocopy <= TCP_BULK_MIN) /* the peer does not count shorter frames of every kind */
+    if (nic->zerocopy && nic->zerocopy <= TCP_BULK_MIN) /* shorter payload is no chunk of its own */
         nic->zerocopy = TCP_BULK_MIN + 1;
     nic->timeout = weft_config_int("WEFT_TCP_TIMEOUT");
 }

@@ -139,6 +139,7 @@ struct tcp_flight {
 struct tcp_rx {
     struct tcp_buf *buf;
     uint8_t type;            /* 0: none */
+    bool lent;               /* its payload is the peer's until it is here */
     bool waits;              /* unparsed bytes are kept since poll had no room: nic->parked */
     uint32_t imm, len, rest; /* len: of the payload; rest: still to come */
     struct tcp_mem *mem;     /* WRITE: where it goes; NULL: refused, thrown away */
@@ -400,7 +401,9 @@ void tcp_out_drop(struct tcp_sock *sock);
 
 /* --- tcp_lend.c: payload that is not copied ------------------------------------------------------ */
 
-/* It is to be lent, if the kernel can. */
+/* So long a payload is to be lent, if the kernel can: its frame says so. */
+bool tcp_lends(const struct tcp_link *link, uint64_t len);
+/* The same, of what is left of one. */
 bool tcp_lend_fits(const struct tcp_sock *sock, const struct tcp_splice *splice);
 /* One system call, of up to so many bytes of the first splice, whose head has been sent: how many there were in *want,
  * and what came of it, as of send. False: they have to be copied. */

@@ -29,8 +29,6 @@
 #define PIECES 16         /* given to one vmsplice */
 #define PIECE_LEAST 16384 /* on average: each one takes a place in the pipe */
 
-_Static_assert(TCP_BULK_MIN >= TCP_DATA_COUNTED, "what is lent is counted");
-
 /* --- pipes ------------------------------------------------------------------------------------- */
 
 /* NULL: there is none to be had. */
@@ -111,10 +109,15 @@ void tcp_lend_close(struct tcp_nic *nic)
 
 /* --- lending ----------------------------------------------------------------------------------- */
 
+bool tcp_lends(const struct tcp_link *link, uint64_t len)
+{
+    uint64_t least = tcp_nic_of(link)->zerocopy; /* becomes 0 perhaps, but no other number */
+    return least && len >= least;
+}
+
 bool tcp_lend_fits(const struct tcp_sock *sock, const struct tcp_splice *splice)
 {
-    uint64_t least = tcp_nic_of(sock->link)->zerocopy;
-    return least && splice->left >= least && splice->op->op != WEFT_OP_SEND;
+    return tcp_lends(sock->link, splice->left) && splice->op->op != WEFT_OP_SEND;
 }
 
 /* References to the next bytes of the payload. False: they are to be copied. */

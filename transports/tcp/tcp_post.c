@@ -19,6 +19,7 @@ struct tcp_frame tcp_write_frame(const struct tcp_op *op, uint32_t n)
                               .len = n,
                               .word = {op->remote_key, op->remote_addr, op->len, op->staged}};
     bool last = op->staged + n == op->len;
+    frame.lent = tcp_lends(op->link, n);
     if (n < op->len)
         frame.type = TCP_PART;
     if (op->op == WEFT_OP_WRITE_IMM && last) {

@@ -85,6 +85,7 @@ static enum step begin_write(struct tcp_sock *sock, const struct tcp_frame *fram
                                       WEFT_ACCESS_WRITE, &mem);
     sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     rx->type = frame->type;
+    rx->lent = frame->lent;
     rx->imm = frame->id;
     rx->len = rx->rest = frame->len;
     rx->dst = (uint8_t *)(uintptr_t)(addr + offset);
@@ -172,6 +173,7 @@ static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame
     sock->link->base.nic->bulk = frame->len > TCP_BULK_MIN;
     op->claimed += frame->len;
     rx->type = frame->type;
+    rx->lent = frame->lent;
     rx->len = rx->rest = frame->len;
     rx->op = op;
     rx->at = (struct tcp_cursor){0, 0};
@@ -179,11 +181,13 @@ static enum step begin_data(struct tcp_sock *sock, const struct tcp_frame *frame
     return STEP_ON;
 }
 
-/* The target's memory waits for what is to be acknowledged, and this side perhaps for nothing more: at once. */
+/* The target's memory waits for what is to be acknowledged. If this side waits for nothing more, it will perhaps not poll
+ * again: at once. */
 static void read_done(struct tcp_op *op)
 {
     struct tcp_link *link = op->link;
-    if (link->acks) {
+    bool last = link->nfree_calls + 1 == TCP_DEPTH;
+    if (link->acks && last) {
         link->acks_poll = tcp_nic_of(link)->polls - 1;
         tcp_nic_of(link)->stirred = true;
     }
@@ -304,11 +308,11 @@ static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
     return sound ? STEP_ON : STEP_PROTO;
 }
 
-/* The peer may have taken back the pages that a long payload came out of: it resets the connection first. */
+/* The peer may have taken back the pages that a lent payload came out of: it resets the connection first. */
 static bool taken_back(struct tcp_sock *sock)
 {
     struct pollfd seen = {.fd = sock->fd}; /* SO_ERROR would also tell of what a connection outlives */
-    if (sock->rx.len <= TCP_BULK_MIN || poll(&seen, 1, 0) <= 0 ||
+    if (!sock->rx.lent || poll(&seen, 1, 0) <= 0 ||
         !(seen.revents & (POLLERR | POLLHUP)))
         return false;
     tcp_link_fail(sock->link, WEFT_EPEER);
@@ -316,10 +320,10 @@ static bool taken_back(struct tcp_sock *sock)
 }
 
 /* A part of a READ is here. */
-static void data_arrived(struct tcp_sock *sock, struct tcp_op *op, uint32_t len)
+static void data_arrived(struct tcp_sock *sock, struct tcp_op *op, const struct tcp_rx *rx)
 {
-    op->arrived += len;
-    if (tcp_data_counted(len))
+    op->arrived += rx->len;
+    if (rx->lent)
         count_executed(sock);
     if (op->arrived == op->end)
         read_done(op);
@@ -338,7 +342,7 @@ static enum step end_frame(struct tcp_poll *poll, struct tcp_sock *sock)
     if (imm)
         comp_add(poll, sock->link, WEFT_OP_WRITE_IMM)->imm = rx->imm;
     if (op)
-        data_arrived(sock, op, rx->len);
+        data_arrived(sock, op, rx);
     else
         count_executed(sock);
     if (rx->mem)

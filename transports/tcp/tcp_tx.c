@@ -64,15 +64,15 @@ static struct tcp_mem *answer_mem(struct tcp_op *op)
 /* False: no room. Else the op may have ended. */
 static bool stage_answer(struct tcp_sock *sock, struct tcp_op *op, uint32_t n)
 {
-    bool counted = tcp_data_counted(n);
-    if ((counted && sock->nflight == sock->window) || !tcp_out_fits(sock, n))
-        return false;
     struct tcp_frame frame = {.type = TCP_DATA, .len = n, .id = op->call, .word = {op->staged}};
+    frame.lent = tcp_lends(sock->link, n);
+    if ((frame.lent && sock->nflight == sock->window) || !tcp_out_fits(sock, n))
+        return false;
     struct tcp_mem *mem = answer_mem(op);
     if (!mem)
         return true;
     op->mem = mem;
-    if (counted) {
+    if (frame.lent) {
         tcp_out_counted(sock, op, &frame);
         mem->busy++;
     } else {

@@ -13,12 +13,13 @@
  * Then frames: a head of 16 bytes, as many words of 64 bits as the type has, `len` bytes of
  * payload:
  *
- *      0 type u8 | 1 ack_sock u8 | 2 zero u16 | 4 ack u32 | 8 len u32 | 12 id u32 | 16 words
+ *      0 type u8 | 1 ack_sock u8 | 2 lent u8 | 3 zero u8 | 4 ack u32 | 8 len u32 | 12 id u32 | 16 words
+ *
+ * lent: 1 if the payload may be on its way out of the sender's own pages (of WRITE*, PART* and DATA), else 0.
  *
  * Each frame that does something at the target without an answer of its own (SEND, WRITE*, PART*)
- * is counted on its socket, and so is each DATA longer than TCP_DATA_COUNTED, at the initiator: until then its bytes may
- * be on their way out of the target's memory. `ack` says how many of those that came on socket `ack_sock` have been
- * executed; acks are valid in frames of socket 0 only, where NACKs, which precede the ack that
+ * is counted on its socket, and so is each DATA that is lent, at the initiator. `ack` says how many of those that came on
+ * socket `ack_sock` have been executed; acks are valid in frames of socket 0 only, where NACKs, which precede the ack that
  * covers them, travel too.
  *
  *      type        id        words                    payload
@@ -50,7 +51,7 @@
 #include <string.h>
 
 #define TCP_MAGIC 0x74666577u /* "weft" */
-#define TCP_VERSION 3
+#define TCP_VERSION 4
 #define TCP_TOKEN 16
 
 enum tcp_type {
@@ -76,6 +77,7 @@ enum tcp_type {
 struct tcp_frame {
     uint8_t type;
     uint8_t ack_sock;
+    bool lent;
     uint32_t ack;
     uint32_t len;
     uint32_t id;
@@ -136,13 +138,6 @@ static inline uint64_t tcp_get64(const uint8_t *p)
     return le64toh(v);
 }
 
-#define TCP_DATA_COUNTED 16384
-
-static inline bool tcp_data_counted(uint32_t len)
-{
-    return len > TCP_DATA_COUNTED;
-}
-
 /* Words of a frame of this type, -1 if there is no such type. */
 static inline int tcp_frame_words(uint8_t type)
 {
@@ -154,13 +149,19 @@ static inline int tcp_frame_words(uint8_t type)
     return type < TCP_TYPES ? words[type] : -1;
 }
 
+/* Whether the payload of such a frame may be lent. */
+static inline bool tcp_frame_lends(uint8_t type)
+{
+    return (type >= TCP_WRITE && type <= TCP_PART_IMM) || type == TCP_DATA;
+}
+
 /* Returns the bytes written to buf, at most TCP_FRAME_MAX. */
 static inline uint32_t tcp_frame_encode(uint8_t *buf, const struct tcp_frame *frame)
 {
     int words = tcp_frame_words(frame->type);
     buf[0] = frame->type;
     buf[1] = frame->ack_sock;
-    tcp_put16(buf + 2, 0);
+    tcp_put16(buf + 2, frame->lent);
     tcp_put32(buf + 4, frame->ack);
     tcp_put32(buf + 8, frame->len);
     tcp_put32(buf + 12, frame->id);
@@ -180,10 +181,12 @@ static inline int tcp_frame_decode(const uint8_t *buf, uint32_t avail, struct tc
     int size = TCP_HEAD + 8 * words;
     if (avail < (uint32_t)size)
         return 0;
-    if (tcp_get16(buf + 2) != 0)
+    uint16_t lent = tcp_get16(buf + 2);
+    if (lent > tcp_frame_lends(buf[0]))
         return -1;
     frame->type = buf[0];
     frame->ack_sock = buf[1];
+    frame->lent = lent;
     frame->ack = tcp_get32(buf + 4);
     frame->len = tcp_get32(buf + 8);
     frame->id = tcp_get32(buf + 12);
