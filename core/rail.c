@@ -130,6 +130,7 @@ struct opening {
     const struct weft__rails_opts *opts;
     struct choice choice;
     int nlanes;                                                 /* of each device */
+    int room;                                                   /* for all of them */
     struct weft__lane *lanes[WEFT__MAX_LANES][WEFT__MAX_LANES]; /* by number, then by rail */
 };
 
@@ -156,6 +157,9 @@ static void close_lane(struct weft__lane *lane)
 static int open_device(struct opening *o, const char *device)
 {
     int rc = 0, i = 0;
+    /* those that were counted on may have failed, and farther ones be more */
+    if ((o->choice.n + 1) * o->nlanes > o->room)
+        return weft_fail(WEFT_ELIMIT, "an endpoint has at most %d nics", WEFT__MAX_LANES);
     for (; rc == 0 && i < o->nlanes; i++) {
         struct weft__lane **lane = &o->lanes[i][o->choice.n];
         rc = weft__lane_open(o->ep, o->transport, device, i, o->opts->fault, o->opts->bind_host,
@@ -188,6 +192,7 @@ int weft__lanes_asked(bool by_processor, int threads)
 static void share(struct opening *o, const struct weft_device_info *list, int n)
 {
     int rails = 0, room = WEFT__MAX_LANES - o->ep->nlanes - o->opts->later;
+    o->room = room;
     int lanes = weft__lanes_asked(o->transport->by_processor, o->ep->threads_asked);
     for (int i = 0; i < n; i++)
         rails += list[i].rail > 0;

@@ -149,6 +149,12 @@ static int refuse_abi(const char *kind, const char *name, uint32_t abi)
     return WEFT_EABI;
 }
 
+static int refuse(const char *kind, const char *name, const char *why)
+{
+    weft_log(WEFT_LOG_ERROR, "registry", "%s %s: %s", kind, name, why);
+    return WEFT_EABI;
+}
+
 static bool transport_complete(const struct weft_transport_ops *ops)
 {
     return ops && ops->probe && ops->open && ops->close && ops->mem_reg && ops->mem_dereg &&
@@ -160,14 +166,13 @@ static int add_transport(const struct weft_transport *t, int from_module)
 {
     if (t->abi != WEFT_ABI)
         return refuse_abi("transport", t->name, t->abi);
-    if (!transport_complete(t->ops) || ntransports == MAX_BACKENDS) {
-        weft_log(WEFT_LOG_ERROR, "registry", "transport %s: a required function is missing",
-                 t->name);
-        return WEFT_EABI;
-    }
+    if (!transport_complete(t->ops))
+        return refuse("transport", t->name, "a required function is missing");
     for (int i = 0; i < ntransports; i++)
         if (!strcmp(transports[i].transport.name, t->name))
             return 0; /* the first of a name counts */
+    if (ntransports == MAX_BACKENDS)
+        return refuse("transport", t->name, "there are too many");
     struct known_transport *k = &transports[ntransports++];
     k->transport = *t;
     k->ops = *t->ops;
@@ -196,11 +201,13 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
 {
     if (b->abi != WEFT_ABI)
         return refuse_abi("gpu backend", b->name, b->abi);
-    if (!gpu_complete(b->ops) || ngpus == MAX_BACKENDS) {
-        weft_log(WEFT_LOG_ERROR, "registry", "gpu backend %s: a required function is missing",
-                 b->name);
-        return WEFT_EABI;
-    }
+    if (!gpu_complete(b->ops))
+        return refuse("gpu backend", b->name, "a required function is missing");
+    for (int i = 0; i < ngpus; i++)
+        if (!strcmp(gpus[i].backend.name, b->name))
+            return 0; /* as above */
+    if (ngpus == MAX_BACKENDS)
+        return refuse("gpu backend", b->name, "there are too many");
     struct known_gpu *k = &gpus[ngpus++];
     k->backend = *b;
     k->ops = *b->ops;
@@ -232,7 +239,7 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
     return 0;
 }
 
-/* Modules stay loaded: objects of theirs may live anywhere. */
+/* Modules of which anything was taken stay loaded: objects of theirs may live anywhere. */
 static void load_module(const char *path)
 {
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -244,15 +251,12 @@ static void load_module(const char *path)
     weft_module_gpu_fn *gpu;
     *(void **)&transport = dlsym(so, WEFT_MODULE_TRANSPORT);
     *(void **)&gpu = dlsym(so, WEFT_MODULE_GPU);
-    int rc = WEFT_EABI;
-    if (transport)
-        rc = add_transport(transport(), 1);
-    if (gpu)
-        rc = add_gpu(gpu(), 1);
+    bool taken = transport && add_transport(transport(), 1) == 0;
+    taken |= gpu && add_gpu(gpu(), 1) == 0;
     if (!transport && !gpu)
         weft_log(WEFT_LOG_WARN, "registry", "module %s: exports neither %s nor %s", path,
                  WEFT_MODULE_TRANSPORT, WEFT_MODULE_GPU);
-    if (rc)
+    if (!taken)
         dlclose(so);
 }
 

@@ -61,6 +61,7 @@ static void another_interface_is_refused_with_both_numbers(void **state)
     assert_non_null(line);
     assert_non_null(strstr(line, theirs));
     assert_non_null(strstr(line, ours));
+    assert_non_null(strstr(log_lines, "gpu backend stale_gpu")); /* what came with it stays */
 }
 
 static void a_module_moves_bytes(void **state)
@@ -87,12 +88,29 @@ static void a_module_moves_bytes(void **state)
     assert_int_equal(weft_endpoint_close(endpoint), 0);
 }
 
+/* The nearest device has place for so many nics; those that stand in for it are more. */
+static void devices_that_stand_in_for_a_busy_one_find_room(void **state)
+{
+    (void)state;
+    static const char *const lanes[] = {"1", "4", "5", "8"};
+    assert_int_equal(weft_config_set("WEFT_RAILS", "8"), 0);
+    for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++) {
+        weft_endpoint_t endpoint;
+        assert_int_equal(weft_config_set("WEFT_LANES", lanes[i]), 0);
+        assert_int_equal(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "twin"), &endpoint), 0);
+        assert_int_equal(weft_endpoint_close(endpoint), 0);
+    }
+    weft_config_set("WEFT_LANES", NULL);
+    weft_config_set("WEFT_RAILS", NULL);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_module_is_listed_beside_what_is_built_in),
         cmocka_unit_test(another_interface_is_refused_with_both_numbers),
         cmocka_unit_test(a_module_moves_bytes),
+        cmocka_unit_test(devices_that_stand_in_for_a_busy_one_find_room),
     };
     weft_log_set(keep_line, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
