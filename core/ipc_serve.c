@@ -249,7 +249,7 @@ static bool begin(struct weft__export *export, const struct weft_transport_ops *
         if (link->recalling || link->emptying)
             return false;
         link->recalling = true;
-        link->turn = ops->link_recall(link->tl);
+        link->turn = ops->link_recall(link->tl, 0);
     }
     export->begun = true;
     tell(export);

@@ -263,10 +263,8 @@ static bool is_entered(struct weft__link *link)
         link->emptying = now;
     if (now - link->emptying >= ENTERED_NS)
         return false;
-    if (link->recalling) /* one turn at a time */
-        return true;
     if (!link->last_turn)
-        ops->link_recall(link->tl);
+        ops->link_recall(link->tl, 1);
     link->last_turn = true;
     return !ops->link_recalled(link->tl);
 }

@@ -97,9 +97,8 @@ struct weft__link {
     bool stalled; /* in lane->stalled */
     bool recalling; /* the last turn is not over yet (ipc_serve.c) */
     uint32_t turn;  /* of this end's memory */
-    uint64_t
-        emptying;   /* weft_now: it is to be closed since then, and no turn begins but the last */
-    bool last_turn; /* has begun */
+    uint64_t emptying; /* weft_now: it is to be closed since then, and no turn begins */
+    bool last_turn;    /* of who is inside: the transport was told so */
     /* endpoint lock */
     bool up;        /* connected, cmds may be assigned */
     bool closing;   /* close_work was pushed */

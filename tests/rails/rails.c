@@ -143,9 +143,9 @@ static void rails_link_leave(struct weft_link *link, uint32_t turn)
     local()->link_leave(link, turn);
 }
 
-static uint32_t rails_link_recall(struct weft_link *link)
+static uint32_t rails_link_recall(struct weft_link *link, int last)
 {
-    return local()->link_recall(link);
+    return local()->link_recall(link, last);
 }
 
 static int rails_link_recalled(struct weft_link *link)

@@ -43,9 +43,14 @@ static void leave(struct pair *p, int link, uint32_t turn)
     pair_call(p, B, leave_there, &entry, sizeof entry);
 }
 
+static uint32_t recall_last(struct pair *p, int link)
+{
+    return p->a.ops->link_recall(p->a.links[link].link, 1);
+}
+
 static uint32_t recall(struct pair *p, int link)
 {
-    return p->a.ops->link_recall(p->a.links[link].link);
+    return p->a.ops->link_recall(p->a.links[link].link, 0);
 }
 
 static int recalled(struct pair *p, int link)
@@ -87,6 +92,40 @@ static void a_recall_waits_for_who_is_inside(void **state)
     assert_int_equal(recalled(p, 0), 0);
     leave(p, 0, 1);
     assert_int_equal(recalled(p, 0), 1);
+}
+
+/* In no turn does anybody get in after the last one, and all who are inside count. */
+static void after_the_last_turn_nobody_enters(void **state)
+{
+    struct pair *p = *state;
+    assert_int_equal(enter(p, 0, 0), 1);
+    assert_int_equal(recall(p, 0), 1);
+    assert_int_equal(enter(p, 0, 1), 1);
+    assert_int_equal(recall_last(p, 0), 1);
+    for (uint32_t turn = 0; turn < 4; turn++)
+        assert_int_equal(enter(p, 0, turn), 0);
+    leave(p, 0, 0);
+    assert_int_equal(recalled(p, 0), 0);
+    leave(p, 0, 1);
+    assert_int_equal(recalled(p, 0), 1);
+    assert_int_equal(recall_last(p, 0), 1);
+    assert_int_equal(recalled(p, 0), 1);
+    pair_link_close(p, A, 0);
+    pair_link_down(p, B, 0);
+}
+
+/* A peer that never leaves, or says so, holds up who closes the link once, not once more in link_close. */
+static void link_close_does_not_wait_twice(void **state)
+{
+    struct pair *p = *state;
+    assert_int_equal(enter(p, 0, 0), 1);
+    recall_last(p, 0);
+    test_sleep_ms(1000);
+    assert_int_equal(recalled(p, 0), 0);
+    uint64_t before = weft_now();
+    pair_link_close(p, A, 0);
+    assert_true(weft_now() - before < 900000000u);
+    pair_link_down(p, B, 0);
 }
 
 /* Each link, and each direction, counts for itself. */
@@ -268,6 +307,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_BOTH(turns_begin_with_0_and_end),
         IN_BOTH(a_recall_waits_for_who_is_inside),
+        IN_BOTH(after_the_last_turn_nobody_enters),
+        IN_BOTH(link_close_does_not_wait_twice),
         IN_BOTH(other_memory_is_not_held_up),
         IN_ONE(link_close_waits_for_who_is_inside),
         KILLED(who_was_killed_is_not_inside),

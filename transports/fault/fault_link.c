@@ -119,10 +119,10 @@ void fault_link_leave(struct weft_link *base, uint32_t turn)
     nic_of(link)->inner_ops->link_leave(link->inner, turn);
 }
 
-uint32_t fault_link_recall(struct weft_link *base)
+uint32_t fault_link_recall(struct weft_link *base, int last)
 {
     struct fault_link *link = (struct fault_link *)base;
-    return nic_of(link)->inner_ops->link_recall(link->inner);
+    return nic_of(link)->inner_ops->link_recall(link->inner, last);
 }
 
 int fault_link_recalled(struct weft_link *base)

@@ -256,6 +256,7 @@ struct local_link {
     uint8_t key[WEFT_MAC];
     struct local_segment *segment;
     struct local_gate *gate_mine, *gate_peer;
+    uint64_t shut_at; /* weft_now: nobody is let into our memory since then; 0: they are */
     uint64_t probe; /* random; the peer reads it to prove that it can copy */
 };
 #define LOCAL_NOT_ACTIVE UINT32_MAX
@@ -394,10 +395,10 @@ bool local_gate_enter_now(struct local_gate *gate, uint32_t *turn);
 void local_gate_leave(struct local_gate *gate, uint32_t turn);
 /* The next turn begins: its number. */
 uint32_t local_gate_recall(struct local_gate *gate);
-/* Nobody is inside our memory since an earlier turn, or the peer has ended. */
+/* Nobody is inside our memory since an earlier turn, or at all if it is shut; or the peer has ended. */
 bool local_gate_recalled(const struct local_link *link);
-/* Let no one in any more and wait until no one is inside, or the peer has ended. False: too long. */
-bool local_gate_shut(const struct local_link *link);
+/* Let no one in any more. */
+void local_gate_shut(struct local_link *link);
 weft_link_enter_fn local_link_enter;
 weft_link_leave_fn local_link_leave;
 weft_link_recall_fn local_link_recall;
@@ -486,10 +487,13 @@ enum local_share_turn local_share_take(struct local_link *link);
 bool local_share_ready(const struct local_link *link);
 /* The initiator takes no more units. It may be in one. */
 void local_share_end(struct local_link *link);
-/* The same for all jobs on memory of this key. True: an initiator may still be in a unit of it. */
+/* The same; what waits for the initiator goes on alone. */
+void local_share_withdraw(struct local_link *link);
+/* May the initiator be in a unit? */
+bool local_share_entered(const struct local_link *link);
+/* Withdraw all jobs on memory of this key. True: an initiator may still be in a unit of it. */
 bool local_share_revoke(struct local_nic *nic, uint64_t key);
-/* The initiator is in no unit when this returns; unless it was stopped in the middle of one, for a
- * second. */
+/* The link is to be freed. */
 void local_share_close(struct local_link *link);
 
 /* The initiator: entries of the target, a unit of what is offered, a cmd that has ended. */

@@ -13,9 +13,12 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#define LEAVE_NS 1000000000u /* for a peer to be out of our memory; a step takes 100 us or so */
 
 /* --- open and close ------------------------------------------------------------------------- */
 
@@ -92,13 +95,24 @@ static void stop_waiting(struct local_nic *nic, struct local_link *link)
         *at = link->next_waiting;
 }
 
+/* The peer may be in the middle of a copy from or to our memory. */
+static void empty(struct local_link *link)
+{
+    local_link_recall(&link->base, true);
+    while (!local_link_recalled(&link->base)) {
+        if (weft_now() - link->shut_at > LEAVE_NS) {
+            weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
+            return;
+        }
+        sched_yield();
+    }
+}
+
 void local_link_close(struct weft_link *base)
 {
     struct local_link *link = (struct local_link *)base;
     struct local_nic *nic = (struct local_nic *)base->nic;
-    /* the target may be in the middle of a copy from or to our memory */
-    if (link->segment && !local_gate_shut(link))
-        weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
+    empty(link);
     local_serve_free(link);
     stop_waiting(nic, link);
     local_link_deactivate(link);

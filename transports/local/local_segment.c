@@ -14,7 +14,6 @@
 #include <linux/magic.h>
 #include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -34,7 +33,6 @@ _Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fi
 #define GATE_INSIDE_MASK 0xffffu
 /* A step takes 100 us or so, and core has waited for copies of its own before it closes a link: who is inside for longer is
  * stopped or means harm. */
-#define GATE_TIMEOUT_NS 1000000000u
 
 static pthread_mutex_t segments_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Inodes of memory files are numbers in a row, so their low bits are the hash. Ten thousand links
@@ -259,22 +257,15 @@ uint32_t local_gate_recall(struct local_gate *gate)
 bool local_gate_recalled(const struct local_link *link)
 {
     uint64_t word = atomic_load_explicit(&link->gate_mine->word, memory_order_acquire);
-    return !inside(word, turn_of(word) + 1) || ended(link);
+    bool entered = inside(word, turn_of(word) + 1) || (link->shut_at && inside(word, turn_of(word)));
+    return !entered || ended(link);
 }
 
-bool local_gate_shut(const struct local_link *link)
+void local_gate_shut(struct local_link *link)
 {
-    _Atomic(uint64_t) *word = &link->gate_mine->word;
-    atomic_fetch_or_explicit(word, GATE_SHUT, memory_order_acq_rel);
-    uint64_t deadline = weft_now() + GATE_TIMEOUT_NS, now;
-    for (;;) {
-        now = atomic_load_explicit(word, memory_order_acquire);
-        if ((!inside(now, 0) && !inside(now, 1)) || ended(link))
-            return true;
-        if (weft_now() > deadline)
-            return false;
-        sched_yield();
-    }
+    atomic_fetch_or_explicit(&link->gate_mine->word, GATE_SHUT, memory_order_acq_rel);
+    if (!link->shut_at)
+        link->shut_at = weft_now();
 }
 
 /* --- for core ------------------------------------------------------------------------------- */
@@ -291,14 +282,20 @@ void local_link_leave(struct weft_link *base, uint32_t turn)
     local_gate_leave(link->gate_peer, turn);
 }
 
-uint32_t local_link_recall(struct weft_link *base)
+uint32_t local_link_recall(struct weft_link *base, int last)
 {
     struct local_link *link = (struct local_link *)base;
-    return link->segment ? local_gate_recall(link->gate_mine) : 0;
+    if (!link->segment) /* nobody has been let in yet */
+        return 0;
+    if (!last)
+        return local_gate_recall(link->gate_mine);
+    local_gate_shut(link);
+    local_share_withdraw(link);
+    return turn_of(atomic_load_explicit(&link->gate_mine->word, memory_order_relaxed));
 }
 
 int local_link_recalled(struct weft_link *base)
 {
     const struct local_link *link = (const struct local_link *)base;
-    return !link->segment || local_gate_recalled(link); /* else nobody has been let in yet */
+    return !link->segment || (local_gate_recalled(link) && !(link->shut_at && local_share_entered(link)));
 }

@@ -12,7 +12,6 @@
  */
 #include "local.h"
 
-#include <sched.h>
 #include <string.h>
 
 /* The word: busy, tag (15 bits), units taken from the front and from the back (24 bits each). */
@@ -22,8 +21,6 @@
 #define FRONT_SHIFT 24
 #define UNITS_MASK 0xffffffu
 _Static_assert(LOCAL_MAX_MSG / LOCAL_STEP <= UNITS_MASK, "units of the longest copy fit");
-/* As long as that of a gate: a unit takes 100 us or so. */
-#define CLOSE_TIMEOUT_NS 1000000000u
 
 static struct local_nic *nic_of(const struct local_link *link)
 {
@@ -69,7 +66,7 @@ void local_share_offer(struct local_link *link, uint16_t slot)
 {
     struct local_share *share = &link->share;
     const struct local_job *job = &link->jobs[slot];
-    if (share->slot != LOCAL_NO_SLOT || !link->direct_out || !nic_of(link)->share ||
+    if (share->slot != LOCAL_NO_SLOT || link->shut_at || !link->direct_out || !nic_of(link)->share ||
         job->niov != 1 || job->len - job->done < LOCAL_SHARE_MIN || job->done % LOCAL_STEP ||
         load(share) & BUSY)
         return;
@@ -155,19 +152,28 @@ void local_share_end(struct local_link *link)
         unlist(link);
 }
 
+void local_share_withdraw(struct local_link *link)
+{
+    bool waiting = link->share.waiting;
+    uint16_t slot = link->share.slot;
+    local_share_end(link);
+    if (waiting) /* alone, or to find that the key is gone */
+        local_serve_resume(link, slot);
+}
+
+bool local_share_entered(const struct local_link *link)
+{
+    return link->share.listed && inside(link);
+}
+
 bool local_share_revoke(struct local_nic *nic, uint64_t key)
 {
     bool busy = false;
     for (struct local_link *link = nic->sharing, *next; link; link = next) {
         next = link->share.next;
-        struct local_share *share = &link->share;
-        if (share->key != key)
+        if (link->share.key != key)
             continue;
-        bool waiting = share->waiting;
-        uint16_t slot = share->slot;
-        local_share_end(link);
-        if (waiting) /* the next step finds that the key is gone */
-            local_serve_resume(link, slot);
+        local_share_withdraw(link);
         if (inside(link))
             busy = true;
         else
@@ -179,14 +185,8 @@ bool local_share_revoke(struct local_nic *nic, uint64_t key)
 void local_share_close(struct local_link *link)
 {
     local_share_end(link);
-    if (!link->share.listed)
-        return;
-    uint64_t deadline = weft_now() + CLOSE_TIMEOUT_NS;
-    while (inside(link) && weft_now() < deadline)
-        sched_yield();
-    if (inside(link))
-        weft_log(WEFT_LOG_WARN, "local", "peer %d does not finish its copy", (int)link->pid);
-    unlist(link);
+    if (link->share.listed)
+        unlist(link);
 }
 
 /* --- the initiator --------------------------------------------------------------------------- */

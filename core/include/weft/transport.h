@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 9
+#define WEFT_ABI 10
 
 struct weft_transport;
 
@@ -233,8 +233,11 @@ typedef void weft_link_close_fn(struct weft_link *link);
  *
  * link_enter:    1: inside, until link_leave with the same turn; 0: the turn is over, or the peer closes the link.
  * link_recall:   the next turn of this end's memory begins; the one before has been recalled. Returns its number.
- *                In any state of the link, as link_recalled.
- * link_recalled: 1: nobody is inside who entered before this turn; or the peer is gone. Else 0: call again.
+ *                In any state of the link, as link_recalled. `last`: no turn begins, and nobody gets in any more, nor
+ *                does the transport itself for the peer; link_close is what comes next, and waits for nobody who has
+ *                had a second to leave since.
+ * link_recalled: 1: nobody is inside who entered before this turn, or after the last one at all; or the peer is gone. Else 0:
+ *                call again.
  * Default: there is none (attr.enters is 0).
  *
  * link_pass, link_take (optional, both; with attr.enters): a descriptor for the peer, with a number.
@@ -246,7 +249,7 @@ typedef void weft_link_close_fn(struct weft_link *link);
  */
 typedef int weft_link_enter_fn(struct weft_link *link, uint32_t turn);
 typedef void weft_link_leave_fn(struct weft_link *link, uint32_t turn);
-typedef uint32_t weft_link_recall_fn(struct weft_link *link);
+typedef uint32_t weft_link_recall_fn(struct weft_link *link, int last);
 typedef int weft_link_recalled_fn(struct weft_link *link);
 typedef int weft_link_pass_fn(struct weft_link *link, uint64_t number, int fd);
 typedef int weft_link_take_fn(struct weft_link *link, uint64_t number, int *fd);
