@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every setting of Weft, in one table. Nothing else in the library calls getenv. */
+/*
+ * Every setting of Weft, in one table. Nothing else in the library calls getenv, and this file does on behalf of a caller only
+ * (an endpoint is opened, a setting asked for or set): a thread of Weft's own would be in getenv while the application is
+ * in setenv. Texts are never freed, and there is one of each, so reading takes no lock.
+ */
 #include "handshake.h"
 #include "rail.h"
 #include "util.h"
@@ -7,6 +11,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -153,18 +158,52 @@ struct setting {
     const char *preset;
     int64_t least, most;
     const char *help;
-    char *set; /* by weft_config_set, or NULL */
+    _Atomic(const char *) set, env; /* by weft_config_set; in the environment when that was read; or NULL */
 };
 
 static struct setting table[] = {
 #define CONFIG_ROW(name, kind, preset, least, most, help)                                         \
-    {name, KIND_##kind, preset, least, most, help, NULL},
+    {name, KIND_##kind, preset, least, most, help, NULL, NULL},
     CONFIG_MAP(CONFIG_ROW)
 #undef CONFIG_ROW
 };
 #define COUNT (sizeof table / sizeof *table)
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* Texts that were ever in force. */
+struct text {
+    struct text *next;
+    char text[];
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the texts, and of who changes the table */
+static struct text *texts;
+
+/* The text for good; NULL: no memory. The lock is held. */
+static const char *keep(const char *value)
+{
+    for (const struct text *t = texts; t; t = t->next)
+        if (!strcmp(t->text, value))
+            return t->text;
+    size_t size = strlen(value) + 1;
+    struct text *t = malloc(sizeof *t + size);
+    if (!t)
+        return NULL;
+    memcpy(t->text, value, size);
+    t->next = texts;
+    texts = t;
+    return t->text;
+}
+
+void weft__config_read(void)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < COUNT; i++) {
+        const char *value = getenv(table[i].name), *kept = value ? keep(value) : NULL;
+        if (!value || kept) /* without memory it stays as it was */
+            atomic_store_explicit(&table[i].env, kept, memory_order_release);
+    }
+    pthread_mutex_unlock(&lock);
+}
 
 static struct setting *find(const char *name)
 {
@@ -212,12 +251,16 @@ static int check(const struct setting *s, const char *text)
                      text, kind_names[s->kind], s->least, s->most);
 }
 
-/* Text in force. The lock is held. */
+/* Text in force. */
 static const char *text_of(const struct setting *s, enum weft_config_source *source)
 {
-    const char *env = getenv(s->name);
-    *source = s->set ? WEFT_FROM_CALLER : env ? WEFT_FROM_ENVIRONMENT : WEFT_FROM_DEFAULT;
-    return s->set ? s->set : env ? env : s->preset;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, weft__config_read);
+    /* acquire: the text is there; pairs with the release of who stored it */
+    const char *set = atomic_load_explicit(&s->set, memory_order_acquire);
+    const char *env = atomic_load_explicit(&s->env, memory_order_acquire);
+    *source = set ? WEFT_FROM_CALLER : env ? WEFT_FROM_ENVIRONMENT : WEFT_FROM_DEFAULT;
+    return set ? set : env ? env : s->preset;
 }
 
 int weft_config_set(const char *name, const char *value)
@@ -227,28 +270,26 @@ int weft_config_set(const char *name, const char *value)
         return weft_fail(WEFT_ECONFIG, "there is no setting %s", name ? name : "NULL");
     if (value && check(s, value))
         return -EINVAL;
-    char *copy = value ? strdup(value) : NULL;
-    if (value && !copy)
-        return weft_fail(-ENOMEM, "setting %s: no memory", name);
+    weft__config_read();
     pthread_mutex_lock(&lock);
-    free(s->set);
-    s->set = copy;
+    const char *kept = value ? keep(value) : NULL;
+    if (!value || kept)
+        atomic_store_explicit(&s->set, kept, memory_order_release);
     pthread_mutex_unlock(&lock);
-    return 0;
+    return value && !kept ? weft_fail(-ENOMEM, "setting %s: no memory", name) : 0;
 }
 
 int weft_config_get(int i, struct weft_config_item *item)
 {
     if (i < 0 || (size_t)i >= COUNT)
         return -ENOENT;
-    pthread_mutex_lock(&lock);
     const struct setting *s = &table[i];
+    weft__config_read();
     item->name = s->name;
     item->type = kind_names[s->kind];
     item->preset = s->preset;
     item->help = s->help;
     item->value = text_of(s, &item->source);
-    pthread_mutex_unlock(&lock);
     return 0;
 }
 
@@ -261,11 +302,8 @@ int64_t weft_config_int(const char *name)
         return 0;
     }
     enum weft_config_source source;
-    pthread_mutex_lock(&lock);
-    int rc = parse_number(s, text_of(s, &source), &value);
-    if (rc)
+    if (parse_number(s, text_of(s, &source), &value))
         parse_number(s, s->preset, &value);
-    pthread_mutex_unlock(&lock);
     return value;
 }
 
@@ -275,10 +313,7 @@ const char *weft_config_str(const char *name)
     if (!s)
         return "";
     enum weft_config_source source;
-    pthread_mutex_lock(&lock);
-    const char *text = text_of(s, &source);
-    pthread_mutex_unlock(&lock);
-    return text;
+    return text_of(s, &source);
 }
 
 static int is_one_of(const char *item, size_t len, const char *const *names, int n)
@@ -307,12 +342,10 @@ int weft_config_selects(const char *setting, const char *const *names, int n)
 
 int weft__config_check(void)
 {
+    weft__config_read();
     for (size_t i = 0; i < COUNT; i++) {
         enum weft_config_source source;
-        pthread_mutex_lock(&lock);
-        int rc = check(&table[i], text_of(&table[i], &source));
-        pthread_mutex_unlock(&lock);
-        if (rc)
+        if (check(&table[i], text_of(&table[i], &source)))
             return WEFT_ECONFIG;
     }
     return 0;

@@ -19,7 +19,9 @@
 
 /* --- config.c ------------------------------------------------------------------------------ */
 
-/* 0, or WEFT_ECONFIG with a sentence naming the first setting that does not parse. */
+/* The environment as it is now is what settings are from here on. For who was called, not for a thread of Weft's. */
+void weft__config_read(void);
+/* The same, and 0, or WEFT_ECONFIG with a sentence naming the first setting that does not parse. */
 int weft__config_check(void);
 
 /* Copy a caller's options struct over a zeroed one of ours. Refuses a struct that is larger than

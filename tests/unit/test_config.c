@@ -93,6 +93,30 @@ static void unknown_settings_are_named(void **state)
     assert_non_null(strstr(weft_last_error(), "WEFT_NONSENSE"));
 }
 
+/* What was asked for stays where it is, whatever becomes of the setting and of the environment. */
+static void texts_stay(void **state)
+{
+    (void)state;
+    weft_endpoint_t endpoint;
+    assert_int_equal(weft_config_set("WEFT_NEAR", "numa:0"), 0);
+    const char *first = weft_config_str("WEFT_NEAR");
+    assert_int_equal(weft_config_set("WEFT_NEAR", "numa:1"), 0);
+    assert_string_equal(first, "numa:0");
+    assert_int_equal(weft_config_set("WEFT_NEAR", "numa:0"), 0);
+    assert_ptr_equal(weft_config_str("WEFT_NEAR"), first); /* and is not kept twice */
+    assert_int_equal(weft_config_set("WEFT_NEAR", NULL), 0);
+    setenv("WEFT_SPIN", "11", 1);
+    assert_int_equal(weft_config_int("WEFT_SPIN"), 50); /* nobody has opened anything since */
+    assert_int_equal(weft_endpoint_open(NULL, &endpoint), 0);
+    assert_int_equal(weft_config_int("WEFT_SPIN"), 11);
+    const char *spin = weft_config_str("WEFT_SPIN");
+    unsetenv("WEFT_SPIN");
+    assert_string_equal(spin, "11");
+    assert_string_equal(weft_config_str("WEFT_SPIN"), "11");
+    assert_int_equal(weft_endpoint_close(endpoint), 0);
+    assert_int_equal(item("WEFT_SPIN").source, WEFT_FROM_DEFAULT);
+}
+
 static void a_bad_environment_stops_open(void **state)
 {
     (void)state;
@@ -218,6 +242,7 @@ int main(void)
         cmocka_unit_test(powers_of_two_are_nothing_else),
         cmocka_unit_test(log_levels_are_checked),
         cmocka_unit_test(unknown_settings_are_named),
+        cmocka_unit_test(texts_stay),
         cmocka_unit_test(a_bad_environment_stops_open),
         cmocka_unit_test(every_setting_has_help_and_a_valid_default),
         cmocka_unit_test(options_of_other_versions),

@@ -113,7 +113,8 @@ WEFT_API const char *weft_last_error(void);
  *
  * Each has a WEFT_* name, a default and a help line (weft_info -c prints all of them with value
  * and source). A value comes from weft_config_set, else from the environment, else the default.
- * Settings are read when the object that uses them is opened.
+ * Settings are read when the object that uses them is opened; the environment when an endpoint is, or a setting is asked for
+ * or set (before that: when the first setting is needed).
  */
 enum weft_config_source { WEFT_FROM_DEFAULT, WEFT_FROM_ENVIRONMENT, WEFT_FROM_CALLER };
 
@@ -129,8 +130,7 @@ struct weft_config_item {
 /* Override a setting for this process; NULL takes the override back. -EINVAL if it does not parse
  * or is out of range, WEFT_ECONFIG if there is no such setting. */
 WEFT_API int weft_config_set(const char *name, const char *value);
-/* i-th setting, in table order. Returns 0, or -ENOENT past the end. The strings stay valid until
- * the same setting is set again. */
+/* i-th setting, in table order. Returns 0, or -ENOENT past the end. The strings stay valid. */
 WEFT_API int weft_config_get(int i, struct weft_config_item *item);
 
 /*
