@@ -337,8 +337,9 @@ void weft__op_start(struct weft__conn *conn, struct weft__op *op)
 static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
                  struct weft__after *after, bool urgent, weft_op_t *out)
 {
-    if (conn->state == WEFT_CONN_DOWN)
-        return weft_fail(conn->status, "conn is down: %s", conn->why);
+    if (conn->state == WEFT_CONN_DOWN) /* of which a failed connect's code does not speak */
+        return weft_fail(weft_err_scope(conn->status) < WEFT_SCOPE_CONN ? WEFT_EPEER : conn->status,
+                         "conn is down: %s", conn->why);
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");

@@ -35,7 +35,9 @@
 
 uint64_t weft__deadline(int timeout_ms)
 {
-    return timeout_ms < 0 ? UINT64_MAX : weft_now() + (uint64_t)timeout_ms * 1000000u;
+    if (timeout_ms == WEFT_FOREVER)
+        return UINT64_MAX;
+    return weft_now() + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000000u : 0);
 }
 
 static void relax(void)

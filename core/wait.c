@@ -146,20 +146,27 @@ int weft_op_cancel(weft_op_t handle)
 /* --- blocking forms --------------------------------------------------------------------------- */
 
 /* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */
-static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handle,
+static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handle, int timeout_ms,
                    struct weft_op_status *status)
 {
     struct weft__endpoint *ep = conn->ep;
+    const char *by = "canceled";
     cancel_op(ep, op, handle);
     int rc = wait_op(ep, op, handle, (int)(ep->grace_ns / 1000000u), status);
     if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
         pthread_mutex_lock(&ep->lock);
-        weft__conn_down(conn, WEFT_ETIMEOUT, "a blocking call had to take its memory back");
+        weft__conn_down(conn, WEFT_ECLOSED, "a blocking call had to take its memory back");
+        weft_log(WEFT_LOG_WARN, "conn", "%s: down: %s", conn->peer_text, conn->why);
         pthread_mutex_unlock(&ep->lock);
         weft__kick_all(ep);
         rc = wait_op(ep, op, handle, WEFT_FOREVER, status);
+        by = "its conn was closed";
+        rc = rc == WEFT_ECLOSED ? WEFT_ECANCELED : rc; /* what could not be canceled */
     }
-    return rc;
+    if (rc != WEFT_ECANCELED)
+        return rc;
+    status->status = WEFT_ETIMEOUT;
+    return weft_fail(WEFT_ETIMEOUT, "not done after %d ms, and %s", timeout_ms, by);
 }
 
 static int transfer(struct weft__conn *conn, const struct weft_xfer *xfer, int timeout_ms,
@@ -174,12 +181,8 @@ static int transfer(struct weft__conn *conn, const struct weft_xfer *xfer, int t
     }
     struct weft__op *op = weft__op_at(handle); /* nobody else knows it */
     rc = wait_op(conn->ep, op, handle, timeout_ms, status);
-    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN) {
-        rc = recover(conn, op, handle, status);
-        if (rc == WEFT_ECANCELED || rc == WEFT_ETIMEOUT)
-            rc = weft_fail(status->status = WEFT_ETIMEOUT, "not done after %d ms, and canceled",
-                           timeout_ms);
-    }
+    if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN)
+        rc = recover(conn, op, handle, timeout_ms, status);
     return rc;
 }
 

@@ -59,8 +59,12 @@ static int many(void)
                   &op));
     int rc = weft_op_wait(op, WAIT_MS, &status);
     if (rc == WEFT_ETIMEOUT && status.status == WEFT_EAGAIN) {
-        weft_op_cancel(op); /* still under way: ask for its end, and wait for that */
-        rc = weft_op_wait(op, WEFT_FOREVER, &status);
+        weft_op_cancel(op); /* still under way: ask for its end */
+        rc = weft_op_wait(op, WAIT_MS, &status);
+        if (rc == WEFT_ETIMEOUT && status.status == WEFT_EAGAIN) {
+            weft_conn_close(conn); /* the peer does not go on: this ends all of the conn */
+            rc = weft_op_wait(op, WEFT_FOREVER, &status);
+        }
     }
     if (rc < 0)
         fprintf(stderr, "%s after %llu bytes\n", status.text, (unsigned long long)status.bytes);

@@ -2,6 +2,8 @@
 /* Notifications: any bytes, any number, in the order sent, and after the data they announce. */
 #include "duo.h"
 
+#include <limits.h>
+
 #define T TEST_DEADLINE_MS
 #define MIB ((size_t)1 << 20)
 
@@ -55,6 +57,8 @@ static void nonsense_is_refused(void **state)
     WEFT_FAILS(-EINVAL, weft_endpoint_notif(d->a.endpoint, 0, NULL));
     WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 0, &n));
     WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 20, &n));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, -2, &n)); /* has passed: not for ever */
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, INT_MIN, &n));
 }
 
 /* Blocking means: in the peer's queue. No waiting there any more. */

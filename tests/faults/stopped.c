@@ -263,6 +263,31 @@ static void closing_does_not_wait_for_who_is_stopped(void **state)
     party_close(&s.victim);
 }
 
+/* A blocking call that cannot have its memory back takes the conn with it, and says so; so does whoever uses that one then. */
+static void a_call_that_gives_up_closes_its_conn(void **state)
+{
+    (void)state;
+    static struct stage s;
+    static unsigned char into[FULL_LEN];
+    struct weft_conn_info info;
+    const struct weft_remote *remote = &s.victim.remote;
+    s = (struct stage){.here = {.acts = false}};
+    stage_fork(&s);
+    stage_open(&s);
+    kill(s.victim.pid, SIGSTOP);
+    await_stop(&s.victim);
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_read(s.second, into, FULL_LEN, remote, 0, 100));
+    CHECK(strstr(weft_last_error(), "its conn was closed"), "'%s'", weft_last_error());
+    WEFT_FAILS(WEFT_ECLOSED, weft_read(s.second, into, FULL_LEN, remote, 0, 100));
+    assert_int_equal(weft_err_scope(WEFT_ECLOSED), WEFT_SCOPE_CONN);
+    WEFT_OK(weft_conn_info(s.second, &info));
+    assert_int_equal(info.state, WEFT_CONN_DOWN);
+    assert_int_equal(info.status, WEFT_ECLOSED);
+    kill(s.victim.pid, SIGCONT);
+    assert_int_equal(weft_read(s.conn, into, FULL_LEN, remote, 0, T), FULL_LEN); /* the other one lives */
+    stage_close(&s);
+}
+
 /* --- slow -------------------------------------------------------------------------------------- */
 
 #define PAUSE_MS 4
@@ -363,6 +388,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stopped_and_going_on),
         cmocka_unit_test(closing_does_not_wait_for_who_is_stopped),
+        cmocka_unit_test(a_call_that_gives_up_closes_its_conn),
         cmocka_unit_test(slow_under_blocking_calls),
         cmocka_unit_test(slow_under_posted_operations),
     };

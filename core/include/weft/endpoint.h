@@ -22,8 +22,8 @@
  * the data of the operation that carries it (and notifications arrive in the order sent).
  * To order two operations, wait for the first: "done" always means delivered at the target.
  *
- * Time. Every timeout is in milliseconds; 0 does not wait; WEFT_FOREVER waits as long as the
- * peer lives. A peer that dies ends its operations with WEFT_EPEER.
+ * Time. Every timeout is in milliseconds; 0 and less does not wait; WEFT_FOREVER waits as long as the
+ * peer lives. A peer that dies ends its operations with WEFT_EPEER; one that is stopped is alive.
  */
 #ifndef WEFT_ENDPOINT_H
 #define WEFT_ENDPOINT_H
@@ -39,7 +39,7 @@ typedef uint64_t weft_conn_t;
 typedef uint64_t weft_mem_t;
 typedef uint64_t weft_op_t;
 
-#define WEFT_FOREVER (-1)
+#define WEFT_FOREVER (-1) /* this number alone: what is left of a deadline that has passed is no forever */
 
 /* --- endpoint ------------------------------------------------------------------------------ */
 
@@ -341,7 +341,9 @@ WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 WEFT_API int weft_op_wait(weft_op_t op, int timeout_ms, struct weft_op_status *status);
 /*
  * Ask that an operation ends soon. It still has to be waited for; it ends with WEFT_ECANCELED, or
- * as it would have if it was too late. What has reached the peer stays there. Returns 0.
+ * as it would have if it was too late. What has reached the peer stays there, and a message or notification that was on its way
+ * may still be taken. What a peer that does not go on (it is stopped, or makes no progress) is in the middle of ends when its conn
+ * is closed. Returns 0.
  */
 WEFT_API int weft_op_cancel(weft_op_t op);
 
