@@ -131,7 +131,9 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
 static int check_mapped(const struct weft__reg *reg)
 {
     uintptr_t start = (uintptr_t)reg->addr & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
-    if (reg->apart || msync((void *)start, (uintptr_t)reg->addr + reg->len - start, MS_ASYNC) == 0 || errno != ENOMEM)
+    uintptr_t len = (uintptr_t)reg->addr + reg->len - start;
+    bool most = len <= PTRDIFF_MAX; /* of what is longer the kernel rounds the length up to 0 */
+    if (reg->apart || (most && (msync((void *)start, len, MS_ASYNC) == 0 || errno != ENOMEM)))
         return 0;
     return weft_fail(-EFAULT, "%llu bytes at %p are not all mapped", (unsigned long long)reg->len, reg->addr);
 }

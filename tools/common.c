@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/resource.h>
 #include <time.h>
 
@@ -133,7 +134,9 @@ void message(const char *fmt, ...)
 
 int json_may_write(const char *path)
 {
-    if (!strcmp(path, "-"))
+    struct stat is;
+    /* who reads a pipe would take its end for that of the results */
+    if (!strcmp(path, "-") || (stat(path, &is) == 0 && !S_ISREG(is.st_mode) && !S_ISDIR(is.st_mode)))
         return 0;
     FILE *file = fopen(path, "a");
     if (file)

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define T TEST_DEADLINE_MS
@@ -53,6 +54,14 @@ static void what_cannot_be_registered(void **state)
     assert_int_equal(mem, 99);
 }
 
+/* What the library asks the kernel with: nothing may be written to a file for it. */
+static _Atomic int msync_flags = -1;
+int msync(void *addr, size_t len, int flags)
+{
+    msync_flags = flags;
+    return (int)syscall(SYS_msync, addr, len, flags);
+}
+
 /* A hole anywhere in the range, and a message from there that is too long to be copied at once. */
 static void memory_has_to_be_mapped(void **state)
 {
@@ -69,6 +78,8 @@ static void memory_has_to_be_mapped(void **state)
     WEFT_FAILS(-EFAULT, weft_mem_reg(d->a.endpoint, memory + 2 * third - 1, 2, NULL, &mem));
     WEFT_FAILS(-EFAULT, weft_send(d->conn, memory, 3 * third, T));
     assert_int_equal(mem, 99);
+    assert_true(msync_flags == MS_ASYNC || msync_flags == -1);
+    WEFT_FAILS(-EFAULT, weft_mem_reg(d->a.endpoint, (void *)1, SIZE_MAX - 1, NULL, &mem));
     WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory, third, WEFT_READ)));
     WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory + 2 * third + 5, third - 5, WEFT_READ)));
     CHECK(!munmap(memory, 3 * third), "unmap");

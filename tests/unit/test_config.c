@@ -70,6 +70,11 @@ static void powers_of_two_are_nothing_else(void **state)
     assert_string_equal(weft_last_error(),
                         "setting WEFT_VERBS_MTU: '1K' is no power of 2 from 256 to 4096");
     weft_config_set("WEFT_VERBS_MTU", NULL);
+    static const char *const waves[] = {"31", "33", "48", "63", "128"};
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(waves); i++)
+        assert_int_equal(weft_config_set("WEFT_HOST_WAVE", waves[i]), -EINVAL);
+    assert_int_equal(weft_config_set("WEFT_HOST_WAVE", "64"), 0);
+    weft_config_set("WEFT_HOST_WAVE", NULL);
 }
 
 static void log_levels_are_checked(void **state)

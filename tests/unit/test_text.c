@@ -3,6 +3,7 @@
 #include "../helpers.h"
 
 #include <errno.h>
+#include <wchar.h>
 
 #include "core/util.h"
 
@@ -38,20 +39,49 @@ static void what_does_not_fit_is_left_out_in_words(void **state)
     }
 }
 
-static void what_was_cut_stays_as_it_is(void **state)
+static void sentences_are_appended(void **state)
 {
     (void)state;
     char text[24];
     size_t len = weft__text_add(text, sizeof text, 0, "%s: %d", "verbs", 7);
     assert_int_equal(len, 8);
+    assert_int_equal(weft__text_add(text, sizeof text, len, "and %lc", (wint_t)0x7fffffff), 8); /* no character */
+    assert_string_equal(text, "verbs: 7");
     len = weft__text_add(text, sizeof text, len, "; %s", "tcp: no");
     assert_string_equal(text, "verbs: 7; tcp: no");
     len = weft__text_add(text, sizeof text, len, "; %s", "the peer");
     assert_string_equal(text, "verbs: 7; tcp: no; ...");
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++) { /* there is no room for more */
         assert_int_equal(len, strlen(text));
         len = weft__text_add(text, sizeof text, len, " %s", "a");
         assert_string_equal(text, "verbs: 7; tcp: no; ...");
+    }
+}
+
+/* One that was cut elsewhere hides none that comes after it. */
+static void dots_end_nothing(void **state)
+{
+    (void)state;
+    char text[40];
+    size_t len = weft__text_add(text, sizeof text, 0, "%s", "tcp: the peer ...");
+    len = weft__text_add(text, sizeof text, len, "; %s", "verbs: no");
+    assert_string_equal(text, "tcp: the peer ...; verbs: no");
+    assert_int_equal(len, strlen(text));
+}
+
+/* Of a path that is longer than the buffer its beginning is there, in whole characters. */
+static void long_words_are_cut(void **state)
+{
+    (void)state;
+    char text[80], path[300] = "/";
+    for (size_t len = 1; len < sizeof path - 3; len += 2)
+        memcpy(path + len, "\xc3\xa4", 3);
+    for (size_t size = 60; size <= sizeof text; size++) {
+        size_t len = weft__text_add(text, size, 0, "cannot open %s: no", path);
+        assert_int_equal(len, strlen(text));
+        assert_in_range(len, size - 2, size - 1);
+        assert_memory_equal(text, "cannot open /\xc3\xa4", 15);
+        assert_string_equal(text + len - 6, "\xc3\xa4 ...");
     }
 }
 
@@ -76,7 +106,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_does_not_fit_is_left_out_in_words),
-        cmocka_unit_test(what_was_cut_stays_as_it_is),
+        cmocka_unit_test(sentences_are_appended),
+        cmocka_unit_test(dots_end_nothing),
+        cmocka_unit_test(long_words_are_cut),
         cmocka_unit_test(the_last_error_is_cut_in_words),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

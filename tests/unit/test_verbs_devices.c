@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include "core/registry.h"
 #include "transports/verbs/verbs.h"
 
 #define A PAIR_A
@@ -88,6 +89,35 @@ static void a_conn_says_why_it_is_not_verbs(void **state)
         WEFT_OK(weft_endpoint_close(endpoints[i]));
 }
 
+/* A reason that was cut keeps none of the others away. */
+static void a_long_reason_hides_no_other(void **state)
+{
+    (void)state;
+    weft_endpoint_t endpoints[2];
+    weft_conn_t conn;
+    char metadata[WEFT_METADATA_MAX], devices[200];
+    struct weft_conn_info info;
+    assert_int_equal(fake_verbs_configure(""), 0);
+    memset(devices, 'x', sizeof devices - 1); /* longer than what is kept of a reason, in many words */
+    for (size_t i = 8; i < sizeof devices - 1; i += 8)
+        devices[i] = ' ';
+    devices[sizeof devices - 1] = 0;
+    weft_config_set("WEFT_VERBS_DEVICES", devices);
+    weft_config_set("WEFT_EFA_LIBRARY", "/nosuch");
+    for (int i = 0; i < 2; i++)
+        WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "auto"), &endpoints[i]));
+    int len = weft_endpoint_metadata(endpoints[1], metadata, sizeof metadata);
+    WEFT_OK(weft_endpoint_connect(endpoints[0], metadata, (size_t)len,
+                                  WEFT_OPTS(weft_connect_opts, .transport = "tcp"), &conn));
+    WEFT_OK(weft_conn_info(conn, &info));
+    CHECK(strstr(info.why, "WEFT_VERBS_DEVICES=xxx"), "'%s'", info.why);
+    if (weft__transport_find("efa"))
+        CHECK(strstr(info.why, "efa"), "'%s'", info.why);
+    for (int i = 0; i < 2; i++)
+        WEFT_OK(weft_endpoint_close(endpoints[i]));
+    weft_config_set("WEFT_EFA_LIBRARY", NULL);
+}
+
 static void mtus_are_what_they_may_be(void **state)
 {
     (void)state;
@@ -104,6 +134,11 @@ static void mtus_are_what_they_may_be(void **state)
         assert_int_equal(((struct verbs_nic *)nic)->mtu, cases[i].is);
         weft_transport_verbs.ops->close(nic);
     }
+    assert_int_equal(fake_verbs_configure("mtu=4096"), 0);
+    WEFT_OK(weft_config_set("WEFT_VERBS_MTU", "4096"));
+    WEFT_OK(weft_transport_verbs.ops->open(&opts, &nic));
+    assert_int_equal(((struct verbs_nic *)nic)->mtu, IBV_MTU_4096);
+    weft_transport_verbs.ops->close(nic);
     WEFT_FAILS(-EINVAL, weft_config_set("WEFT_VERBS_MTU", "1000"));
 }
 
@@ -428,6 +463,7 @@ int main(void)
         CASE(ports_have_names_where_there_are_several),
         CASE(the_list_includes_and_excludes),
         CASE(a_conn_says_why_it_is_not_verbs),
+        CASE(a_long_reason_hides_no_other),
         CASE(mtus_are_what_they_may_be),
         CASE(a_port_that_is_down_is_named_and_not_usable),
         CASE(the_best_gid_is_chosen),

@@ -350,7 +350,7 @@ static void a_fault_that_makes_no_sense_ends_the_link(void **state)
     static const struct {
         uint8_t guess;
         uint32_t imms;
-    } cases[] = {{0, 1}, {1, 1}, {2, 1}, {0, 0}, {0, 2}, {1, UINT32_MAX}};
+    } cases[] = {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {0, 0}, {0, 2}, {1, UINT32_MAX}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct verbs_pair vp;
         verbs_pair_open(&vp, "");
@@ -366,8 +366,8 @@ static void a_fault_that_makes_no_sense_ends_the_link(void **state)
                                         .imms = htole32(cases[i].imms),
                                         .question.op = VERBS_NO_QUESTION};
         verbs_fault_heard(link, &fault);
-        assert_int_equal(link->state, i < 2 ? VERBS_LINK_UP : VERBS_LINK_DOWN);
-        if (i >= 2)
+        assert_int_equal(link->state, i < 3 ? VERBS_LINK_UP : VERBS_LINK_DOWN);
+        if (i >= 3)
             assert_int_equal(verbs_pair_down(&vp, A), WEFT_EPROTO);
         verbs_pair_close(&vp);
     }

@@ -430,6 +430,54 @@ static void a_device_that_insists_is_believed(void **state)
     }
 }
 
+/* Of a refusal that other keys cannot help nothing is tried again. */
+static void what_other_keys_cannot_help_ends_at_once(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    open_parted(&vp, "", WHOLE, 64 * K);
+    assert_int_equal(try_at(&vp, WEFT_OP_WRITE, 300000, 64, vp.mem[B].rkey), 0);
+    uint32_t before = faults_of(&vp);
+    assert_int_equal(try_at(&vp, WEFT_OP_WRITE, VERBS_PAIR_BYTES - 10, 64, vp.mem[B].rkey), WEFT_EBOUNDS);
+    assert_int_equal(faults_of(&vp), before + 1);
+    verbs_keys_drop_all(link_of(&vp, A));
+    fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 1, IBV_WC_LOC_PROT_ERR, false);
+    assert_int_equal(try_at(&vp, WEFT_OP_WRITE, 300000, 64, vp.mem[B].rkey), -EFAULT);
+    assert_int_equal(faults_of(&vp), before + 2);
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* The first request there is to the last byte: short ones, and chunks. */
+static void the_last_byte_is_in_the_last_part(void **state)
+{
+    (void)state;
+    static const size_t lens[] = {17 * 1024, 40000, 100000};
+    struct verbs_pair vp;
+    open_parted(&vp, "", WHOLE, 16 * K);
+    for (size_t i = 0; i < ARRAY_LEN(lens); i++) {
+        uint32_t before = faults_of(&vp);
+        assert_int_equal(try_at(&vp, WEFT_OP_WRITE, (int64_t)(VERBS_PAIR_BYTES - lens[i]), lens[i], vp.mem[B].rkey), 0);
+        assert_int_equal(faults_of(&vp), before + 1);
+        verbs_keys_drop_all(link_of(&vp, A));
+    }
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* A long operation may be unlucky more often than a short one, wherever its chunks are. */
+static void a_long_operation_has_more_patience(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    open_parted(&vp, "", WHOLE, 64 * K);
+    for (int i = 0; i < 6; i++)
+        fake_verbs_fail_send(IBV_WR_RDMA_WRITE, 2 + 3 * i, IBV_WC_REM_ACCESS_ERR, false);
+    assert_int_equal(try_at(&vp, WEFT_OP_WRITE, 300000, 2 << 20, vp.mem[B].rkey), 0);
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
 /* --- keys that are old ----------------------------------------------------------------------- */
 
 /* What the device's key stands for has changed: the link still has keys of what was there before. */
@@ -748,12 +796,11 @@ static void keys_that_make_sense_are_bounded(void **state)
 
 /* Keys that are forgotten before the request goes again, so often: it is refused, and they are told once more. A peer
  * that always says "again" and tells nothing is like one whose keys are always forgotten. */
-static void keys_that_are_forgotten_too_soon_are_told_again(void **state)
+static void forget_too_soon(const char *config)
 {
-    (void)state;
     for (int times = 0; times <= 5; times++) {
         struct verbs_pair vp;
-        open_parted(&vp, "", 16 * K, 16 * K);
+        open_parted(&vp, config, 16 * K, 16 * K);
         struct verbs_link *link = link_of(&vp, A);
         struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 70000, 64);
         struct pair_comp end;
@@ -778,6 +825,43 @@ static void keys_that_are_forgotten_too_soon_are_told_again(void **state)
         verbs_pair_works(&vp);
         verbs_pair_close(&vp);
     }
+}
+
+/* Also where the device does not say what it refused, or does not answer. */
+static void keys_that_are_forgotten_too_soon_are_told_again(void **state)
+{
+    (void)state;
+    forget_too_soon("");
+    forget_too_soon("mute=1");
+    forget_too_soon("mute=2,retry_polls=100");
+}
+
+/* No verdict is positive, also where one was asked for. */
+static void a_positive_verdict_ends_the_link(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    struct verbs_link *link = link_of(&vp, A);
+    struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64);
+    cmd.remote_key = 7;
+    verbs_pair_post(&vp, A, &cmd, 1);
+    fake_verbs_hold();
+    TEST_UNTIL(
+        link->data[0].state == VERBS_QP_RESET,
+        {
+            pair_poll(&vp.pair, A);
+            pair_poll(&vp.pair, B);
+            if (link->data[0].state != VERBS_QP_RESET)
+                fake_verbs_release(1);
+        },
+        "the fault");
+    struct verbs_ready_msg msg = {.qp = 0, .epoch = link->data[0].epoch, .verdict = (int32_t)htole32(1)};
+    verbs_fault_ready(link, &msg);
+    assert_int_equal(link->state, VERBS_LINK_DOWN);
+    fake_verbs_release(-1);
+    verbs_pair_down(&vp, A);
+    verbs_pair_close(&vp);
 }
 
 /* A verdict where nothing was asked: side B's last word is held back, and another one said. */
@@ -856,6 +940,10 @@ int main(void)
         CASE(keys_that_make_no_sense_end_the_link),
         CASE(keys_that_make_sense_are_bounded),
         CASE(keys_that_are_forgotten_too_soon_are_told_again),
+        CASE(what_other_keys_cannot_help_ends_at_once),
+        CASE(the_last_byte_is_in_the_last_part),
+        CASE(a_long_operation_has_more_patience),
+        CASE(a_positive_verdict_ends_the_link),
         CASE(a_verdict_on_nothing_ends_the_link),
         CASE(who_asks_and_takes_no_answer_is_left),
     };

@@ -146,6 +146,13 @@ static void say_ready(struct verbs_qp *qp)
     verbs_control_note(qp->link, VERBS_READY, &msg, sizeof msg);
 }
 
+static uint8_t guess_of(struct verbs_qp *qp)
+{
+    if (!qp->guessed)
+        return VERBS_NO_GUESS;
+    return rec_at(qp, qp->failed)->tabled ? VERBS_GUESS_TABLED : VERBS_GUESS;
+}
+
 void verbs_fault_step(struct verbs_qp *qp)
 {
     if (qp->state == VERBS_QP_DRAINING && qp->flying == 0 && qp->recvs == 0) {
@@ -154,7 +161,7 @@ void verbs_fault_step(struct verbs_qp *qp)
                       rec_at(qp, qp->failed)->len > 0;
         struct verbs_fault_msg msg = {.qp = (uint8_t)(qp->index - 1),
                                       .epoch = qp->epoch,
-                                      .guess = qp->guessed,
+                                      .guess = guess_of(qp),
                                       .psn = htole32(qp->psn),
                                       .imms = htole32(qp->imms_in),
                                       .question = question_about(qp)};
@@ -227,7 +234,7 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     const struct verbs_mem *beyond = NULL;
     bool live = qp && qp->state == VERBS_QP_LIVE;
     if (!qp || qp->heard || msg->epoch != (uint8_t)(qp->epoch + live) ||
-        le32toh(msg->psn) > PSN_MASK || msg->guess > 1 || qp->state == VERBS_QP_RESET ||
+        le32toh(msg->psn) > PSN_MASK || msg->guess >= VERBS_GUESSES || qp->state == VERBS_QP_RESET ||
         !may_have(qp, le32toh(msg->imms))) {
         broke_protocol(link);
         return;
@@ -238,7 +245,9 @@ void verbs_fault_heard(struct verbs_link *link, const struct verbs_fault_msg *ms
     qp->verdict = 0;
     if (question.op != VERBS_NO_QUESTION)
         qp->verdict = verbs_mem_judge(verbs_nic_of(link), &question, &beyond);
-    qp->claimed = question.op != VERBS_NO_QUESTION && (!msg->guess || is_refusal(qp->verdict));
+    /* a guess is the cause if it is refused, or went where the user's key does not reach */
+    bool cause = msg->guess == VERBS_NO_GUESS || (msg->guess == VERBS_GUESS && beyond) || is_refusal(qp->verdict);
+    qp->claimed = question.op != VERBS_NO_QUESTION && cause;
     if (beyond) {
         qp->verdict = WEFT_EAGAIN;
         verbs_keys_tell(link, beyond);
@@ -336,17 +345,24 @@ static void acquit(struct verbs_rec *rec)
     rec->nothing = rec->kind == VERBS_NOTHING;
 }
 
+/* Once more, if that was not too often. */
+static bool count_again(struct verbs_rec *rec)
+{
+    uint8_t *again = rec->op ? &rec->op->again : &rec->again;
+    uint8_t most = rec->op ? MOST_AGAIN * VERBS_MAX_DATA : MOST_AGAIN;
+    if (*again == most)
+        return false;
+    ++*again;
+    return true;
+}
+
 /* It was refused for the key that it went with, and there is another. */
 static bool goes_again(struct verbs_qp *qp, int verdict)
 {
     struct verbs_rec *rec = rec_at(qp, qp->failed);
-    uint8_t *again = rec->op ? &rec->op->again : &rec->again;
-    uint8_t most = rec->op ? MOST_AGAIN * VERBS_MAX_DATA : MOST_AGAIN;
-    if (rec->status != WEFT_EACCESS || *again == most)
+    if (rec->status != WEFT_EACCESS || (verdict != WEFT_EAGAIN && (verdict != 0 || !rec->tabled)) ||
+        !count_again(rec))
         return false;
-    if (verdict != WEFT_EAGAIN && (verdict != 0 || !rec->tabled))
-        return false;
-    ++*again;
     acquit(rec);
     return true;
 }
@@ -373,9 +389,12 @@ static bool end_judged(struct verbs_qp *qp, int verdict)
     mark_executed(qp);
     /* of an addition nothing shows whether it was: what is refused now counts as refused */
     bool executed = rec->nothing && rec->kind != WEFT_OP_ADD64;
-    if (!asked || executed || !is_refusal(verdict))
+    bool unkeyed = verdict == WEFT_EAGAIN && !rec->tabled; /* it went where its key does not reach */
+    if (!asked || executed || !(is_refusal(verdict) || unkeyed))
         return false;
-    blame(qp, qp->failed, verdict, "the peer refused key, range or access");
+    if (unkeyed && count_again(rec))
+        return true;
+    blame(qp, qp->failed, unkeyed ? WEFT_EACCESS : verdict, "the peer refused key, range or access");
     return true;
 }
 

@@ -40,6 +40,10 @@ _Static_assert(sizeof(struct verbs_address) == 120, "the layout is the wire's");
 
 enum verbs_layer { VERBS_INFINIBAND = 1, VERBS_ETHERNET = 2 };
 
+/* What the question of a fault is about: what a device said was the cause, or had no answer; or the first request, of which
+ * no device said so, which went with the key that the user has, or with one of a table. */
+enum verbs_guess { VERBS_NO_GUESS, VERBS_GUESS, VERBS_GUESS_TABLED, VERBS_GUESSES };
+
 /* What a message of the control queue pair is. Those above CREDIT take a credit each. */
 enum verbs_kind {
     VERBS_BYE = 1, /* nothing follows: the link is closed */
@@ -81,7 +85,7 @@ struct verbs_question {
 struct verbs_fault_msg {
     uint8_t qp;    /* index of the data queue pair */
     uint8_t epoch; /* its next life's number */
-    uint8_t guess; /* 1: the question is about the first request, of which no device said that it is the cause */
+    uint8_t guess; /* enum verbs_guess */
     uint8_t pad;
     uint32_t psn;  /* with which the sender of this will begin */
     uint32_t imms; /* immediates of the peer that have arrived through it, ever */
