@@ -60,14 +60,19 @@ int weft__address_parse(const char *text, struct weft__address *out)
     uint16_t port = 0;
     if (split(text, host, sizeof host, &port_text) || parse_port(port_text, &port))
         return weft_fail(-EINVAL, "'%s' is not HOST:PORT", text);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
-    int rc = getaddrinfo(*host ? host : NULL, *host ? NULL : "0", &hints, &found);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *all, *found;
+    int rc = getaddrinfo(*host ? host : NULL, *host ? NULL : "0", &hints, &all);
     if (rc)
         return weft_fail(-EINVAL, "cannot resolve host '%s': %s", host, gai_strerror(rc));
+    found = all;
+    while (found && found->ai_family != AF_INET) /* which is what the default listens on */
+        found = found->ai_next;
+    if (!found)
+        found = all;
     memset(out, 0, sizeof *out);
     memcpy(&out->sa, found->ai_addr, found->ai_addrlen);
     out->len = found->ai_addrlen;
-    freeaddrinfo(found);
+    freeaddrinfo(all);
     weft__address_set_port(out, port);
     return 0;
 }

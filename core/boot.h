@@ -63,7 +63,7 @@ void weft__boot_end(struct weft__boot *boot, bool keep);
 /* Drive listener and handshakes. Returns things that happened. */
 int weft__boot_progress(struct weft__endpoint *ep);
 /* Begin connecting to one of these addresses, where the endpoint with this uuid (NULL: any) is to
- * be. Takes a ref of conn. Boot lock held. */
+ * be. Boot lock held. */
 int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list, int n,
                        const uint8_t *uuid, const char *policy, uint64_t deadline);
 /* Nearest deadline of a handshake, UINT64_MAX if none. */

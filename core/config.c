@@ -283,6 +283,8 @@ int weft_config_get(int i, struct weft_config_item *item)
 {
     if (i < 0 || (size_t)i >= COUNT)
         return -ENOENT;
+    if (!item)
+        return weft_fail(-EINVAL, "weft_config_get: item is NULL");
     const struct setting *s = &table[i];
     weft__config_read();
     item->name = s->name;

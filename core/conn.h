@@ -47,7 +47,7 @@ struct weft__conn {
     int links_open;      /* not closed yet */
     enum weft_conn_state state;
     int status;
-    bool initiator, same_host, user_closed;
+    bool initiator, same_host;
     const char *hint; /* why it may be that the peer is not reached; NULL: none */
     char why[256], peer_text[96], transport[16];
     struct weft__address peer_addr;

@@ -546,6 +546,8 @@ int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *ou
 
 int weft_endpoint_conns(weft_endpoint_t handle, weft_conn_t *list, int max)
 {
+    if (!list && max > 0)
+        return weft_fail(-EINVAL, "weft_endpoint_conns: list is NULL");
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;

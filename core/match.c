@@ -185,16 +185,16 @@ void weft__match_up(struct weft__conn *conn)
     weft__match_fill(conn);
 }
 
-bool weft__match_cancel(struct weft__op *op)
+void weft__match_cancel(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
     if (op->where == WEFT__AT_SENDQ) {
         weft__opq_remove(&conn->stream[stream_of(op)].sendq, op);
-        return true;
+        return;
     }
     if (op->where == WEFT__AT_RECVQ) {
         weft__opq_remove(&conn->recvq, op);
-        return true;
+        return;
     }
     if (op->rec) { /* on its way: the peer may take it, but we no longer wait for that */
         op->rec->op = NULL;
@@ -202,7 +202,6 @@ bool weft__match_cancel(struct weft__op *op)
         weft__op_shut_regs(op);
         op->pending--;
     }
-    return false;
 }
 
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,

@@ -68,7 +68,7 @@ struct weft__stream {
 void weft__match_send(struct weft__op *op); /* SEND or NOTIFY, or the notification of a data op */
 void weft__match_recv(struct weft__op *op);
 void weft__match_fill(struct weft__conn *conn);
-bool weft__match_cancel(struct weft__op *op); /* true: was taken out of its queue */
+void weft__match_cancel(struct weft__op *op);
 int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
                         const uint8_t *body, size_t len);
 int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *head,

@@ -25,7 +25,7 @@ enum weft__pin {
     WEFT__PIN_NOT     /* it cannot be */
 };
 
-/* A range registered with every nic of an endpoint; shared by the mems that lie in it. */
+/* A range registered with every nic of an endpoint; shared by the mems of just this range. */
 struct weft__reg {
     struct weft__reg *next; /* in endpoint->regs, if shared */
     struct weft__endpoint *ep;

@@ -591,8 +591,8 @@ int64_t weft_regions_pack(const struct weft_region *regions, size_t n, void *buf
 
 int64_t weft_regions_unpack(const void *blob, size_t len, struct weft_remote *remotes, size_t max)
 {
-    if (!blob)
-        return weft_fail(-EINVAL, "weft_regions_unpack: blob is NULL");
+    if (!blob || (!remotes && max > 0))
+        return weft_fail(-EINVAL, "weft_regions_unpack: %s is NULL", blob ? "remotes" : "blob");
     struct weft__reader r = {blob, (const uint8_t *)blob + len, false};
     uint32_t magic = weft__get_u32(&r);
     uint16_t version = weft__get_u16(&r);

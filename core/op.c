@@ -310,7 +310,6 @@ void weft__op_cancel(struct weft__op *op)
     struct weft__conn *conn = op->conn;
     if (op->kind == WEFT__OP_RECV && op->where != WEFT__AT_RECVQ && op->where != WEFT__AT_AFTER)
         return; /* its message is on the way: too late */
-    op->canceled = true;
     weft__op_fail(op, WEFT_ECANCELED, "canceled");
     /* one hold, so that the op does not end below us */
     op->pending++;

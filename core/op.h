@@ -70,7 +70,6 @@ struct weft__op {
 
     /* from here to `one`, all begins as zero */
     bool detached; /* no one will ask for it */
-    bool canceled;
     bool visited;    /* mark of abort_ops */
     bool finishing;  /* data is there; the notification or deregistration is not */
     bool has_notify; /* notify is sent after the data */

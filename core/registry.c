@@ -4,7 +4,7 @@
  *
  * A backend is refused, with both numbers, if it was built for another WEFT_ABI, or if its table
  * lacks a required function. Optional functions that are missing get their default here, so no
- * caller ever tests for NULL.
+ * caller tests for NULL; but for those of attr.enters, without which that is 0.
  */
 #include "registry.h"
 #include "rail.h"

@@ -30,9 +30,9 @@ void weft__stripe_release(struct weft__conn *conn, int i);
 /* End what waits for another link: of op, or of all ops if op is NULL. */
 void weft__stripe_drop(struct weft__conn *conn, const struct weft__op *op, int status,
                        const char *text);
-/* Messages of additions on nics that have none. 0, or a code that takes the conn down. */
 /* Tell the peer how its addition ended. 0, or a code that takes the conn down. */
 int weft__add_answer(struct weft__conn *conn, uint64_t id, int status, uint64_t old);
+/* Messages of additions on nics that have none. 0, or a code that takes the conn down. */
 int weft__add_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
 int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len);
 

@@ -127,6 +127,7 @@ static void passive_accept(void **state)
     WEFT_OK(weft_endpoint_open(&opts, &b));
     int len = metadata_of(b, bytes);
     assert_int_equal(weft_endpoint_conns(b, NULL, 0), 0);
+    WEFT_FAILS(-EINVAL, weft_endpoint_conns(b, NULL, 1));
     for (int i = 0; i < 3; i++)
         WEFT_OK(weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn[i]));
     TEST_UNTIL(weft_endpoint_conns(b, list, 8) == 3, test_sleep_ms(1), "three conns to be listed");

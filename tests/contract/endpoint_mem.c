@@ -440,6 +440,7 @@ static void garbage_is_no_blob(void **state)
         WEFT_FAILS(WEFT_EPROTO, weft_regions_unpack(exact, (size_t)n, remotes, 8));
         free(exact);
     }
+    WEFT_FAILS(-EINVAL, weft_regions_unpack(blob, (size_t)len, NULL, 8));
     for (int64_t i = 0; i < len; i++)
         for (int bit = 0; bit < 8; bit++) {
             blob[i] ^= (unsigned char)(1 << bit);

@@ -14,6 +14,7 @@ static void forms_that_are_read(void **state)
         const char *text, *shown;
     } good[] = {{"127.0.0.1:7000", "127.0.0.1:7000"},
                 {"127.0.0.1", "127.0.0.1:0"},
+                {"localhost:7000", "127.0.0.1:7000"}, /* also where it has an IPv6 address */
                 {"[::1]:7000", "[::1]:7000"},
                 {"[::1]", "[::1]:0"},
                 {"::1", "[::1]:0"},

@@ -146,6 +146,7 @@ static void every_setting_has_help_and_a_valid_default(void **state)
     }
     assert_true(n > 10);
     assert_int_equal(weft_config_get(-1, &it), -ENOENT);
+    assert_int_equal(weft_config_get(0, NULL), -EINVAL);
 }
 
 /* A caller built against a smaller or a larger struct. */

@@ -102,8 +102,8 @@ WEFT_API enum weft_scope weft_err_scope(int code);
 
 /*
  * The sentence that says what went wrong in the last call of this thread that failed, for people:
- * it names the object and what to look at. Every call that returns a negative code sets it, no other
- * changes it. Valid until the thread's next failing call. Never NULL.
+ * it names the object and what to look at. Every call that returns a negative code sets it, but for -ENOENT at the end of a
+ * list; read it before the next call of this thread, which may change it though it succeeds. Never NULL.
  * Operations that fail in the background carry their sentence in struct weft_op_status instead.
  */
 WEFT_API const char *weft_last_error(void);

@@ -49,7 +49,7 @@ typedef uint64_t weft_op_t;
 struct weft_endpoint_opts {
     size_t struct_size;
     /* Where to accept connections: "HOST:PORT", "HOST", ":PORT" (all interfaces, IPv4), "[V6]:PORT" ("[::]:PORT": all, IPv6).
-     * HOST is a numeric address or a name. Port 0 or none: any free one. NULL: WEFT_LISTEN. */
+     * HOST is a numeric address or a name, of which an IPv4 address is taken if it has one. Port 0 or none: any free one. NULL: WEFT_LISTEN. */
     const char *listen;
     /* Comma-separated names, best first: only these are used, and each has to open. "": all that do.
      * NULL: WEFT_TRANSPORT ("auto"). */
@@ -138,14 +138,15 @@ struct weft_connect_opts {
  * they start when it is up. */
 WEFT_API int weft_endpoint_connect(weft_endpoint_t endpoint, const void *metadata, size_t len,
                                    const struct weft_connect_opts *opts, weft_conn_t *conn);
-/* The same by address: "HOST:PORT", "[V6]:PORT". */
+/* The same by address: "HOST:PORT", "[V6]:PORT". A name is resolved before the call's deadline begins, and blocks as long as that
+ * takes, also if nonblocking; -EINVAL if it is not. Of its addresses an IPv4 one is taken if there is one. */
 WEFT_API int weft_endpoint_connect_to(weft_endpoint_t endpoint, const char *address,
                                       const struct weft_connect_opts *opts, weft_conn_t *conn);
 /* Wait until a conn is up: 0; WEFT_ETIMEOUT: not yet; else why it failed. */
 WEFT_API int weft_conn_wait(weft_conn_t conn, int timeout_ms);
 
 /* Next conn that a peer opened to this endpoint. WEFT_ETIMEOUT if there was none in time. Up to
- * WEFT_BACKLOG wait to be taken; further peers are refused. */
+ * WEFT_BACKLOG wait to be taken; further peers are refused, but for those that are in their handshake when it fills up. */
 WEFT_API int weft_endpoint_accept(weft_endpoint_t endpoint, int timeout_ms, weft_conn_t *conn);
 
 /* Handles of all conns of an endpoint. Returns how many there are; fills list[0..min(that, max)). */
