@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Every setting of Weft, in one table. Nothing else in the library calls getenv, and this file does on behalf of a caller only
- * (an endpoint is opened, a setting asked for or set): a thread of Weft's own would be in getenv while the application is
- * in setenv. Texts are never freed, and there is one of each, so reading takes no lock.
+ * Every setting of Weft, in one table. The environment is read on behalf of a caller only (an endpoint is opened, a setting asked
+ * for or set): a thread of Weft's own would be in getenv while the application is in setenv. Texts stay (env.c), so reading
+ * a setting takes no lock.
  */
 #include "handshake.h"
 #include "rail.h"
@@ -158,7 +158,7 @@ struct setting {
     const char *preset;
     int64_t least, most;
     const char *help;
-    _Atomic(const char *) set, env; /* by weft_config_set; in the environment when that was read; or NULL */
+    weft__env_slot set, env; /* by weft_config_set; in the environment when that was read; or NULL */
 };
 
 static struct setting table[] = {
@@ -169,39 +169,13 @@ static struct setting table[] = {
 };
 #define COUNT (sizeof table / sizeof *table)
 
-/* Texts that were ever in force. */
-struct text {
-    struct text *next;
-    char text[];
-};
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the texts, and of who changes the table */
-static struct text *texts;
-
-/* The text for good; NULL: no memory. The lock is held. */
-static const char *keep(const char *value)
-{
-    for (const struct text *t = texts; t; t = t->next)
-        if (!strcmp(t->text, value))
-            return t->text;
-    size_t size = strlen(value) + 1;
-    struct text *t = malloc(sizeof *t + size);
-    if (!t)
-        return NULL;
-    memcpy(t->text, value, size);
-    t->next = texts;
-    texts = t;
-    return t->text;
-}
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of who changes the table */
 
 void weft__config_read(void)
 {
     pthread_mutex_lock(&lock);
-    for (size_t i = 0; i < COUNT; i++) {
-        const char *value = getenv(table[i].name), *kept = value ? keep(value) : NULL;
-        if (!value || kept) /* without memory it stays as it was */
-            atomic_store_explicit(&table[i].env, kept, memory_order_release);
-    }
+    for (size_t i = 0; i < COUNT; i++)
+        weft__env_read(&table[i].env, table[i].name);
     pthread_mutex_unlock(&lock);
 }
 
@@ -258,7 +232,7 @@ static const char *text_of(const struct setting *s, enum weft_config_source *sou
     pthread_once(&once, weft__config_read);
     /* acquire: the text is there; pairs with the release of who stored it */
     const char *set = atomic_load_explicit(&s->set, memory_order_acquire);
-    const char *env = atomic_load_explicit(&s->env, memory_order_acquire);
+    const char *env = weft__env(&s->env, s->name);
     *source = set ? WEFT_FROM_CALLER : env ? WEFT_FROM_ENVIRONMENT : WEFT_FROM_DEFAULT;
     return set ? set : env ? env : s->preset;
 }
@@ -272,7 +246,7 @@ int weft_config_set(const char *name, const char *value)
         return -EINVAL;
     weft__config_read();
     pthread_mutex_lock(&lock);
-    const char *kept = value ? keep(value) : NULL;
+    const char *kept = value ? weft__text_keep(value) : NULL;
     if (!value || kept)
         atomic_store_explicit(&s->set, kept, memory_order_release);
     pthread_mutex_unlock(&lock);

@@ -28,6 +28,18 @@ int weft__config_check(void);
  * ours where the part we do not know is not zero. */
 int weft__opts_copy(void *ours, size_t our_size, const void *theirs, const char *what);
 
+/* --- env.c --------------------------------------------------------------------------------- */
+
+/* Where the text of a variable is kept, or NULL. */
+typedef _Atomic(const char *) weft__env_slot;
+
+/* The same text, for good: one for all that are equal. NULL: no memory. */
+const char *weft__text_keep(const char *value);
+/* What the environment says now; without memory the slot stays as it is. For who was called, not for a thread of Weft's. */
+void weft__env_read(weft__env_slot *slot, const char *name);
+/* What it said when it was read. */
+const char *weft__env(const weft__env_slot *slot, const char *name);
+
 /* --- log.c --- */
 
 /* Is this a value of WEFT_LOG? */

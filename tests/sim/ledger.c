@@ -268,6 +268,14 @@ static bool has_conn_code(int status)
            status == -EHOSTUNREACH;
 }
 
+/* A blocking call whose deadline had passed has closed it, to have its memory back. */
+static bool was_given_up(const struct end *end)
+{
+    struct weft_conn_info info;
+    return !sim.plan.calm && weft_conn_info(end->handle, &info) == 0 && info.state == WEFT_CONN_DOWN &&
+           strstr(info.why, "a blocking call had to");
+}
+
 void status_check(const struct end *end, const struct op *op, int status, const char *what)
 {
     bool fine = false;
@@ -288,7 +296,7 @@ void status_check(const struct end *end, const struct op *op, int status, const 
         fine = sim.nagging;
     else if (status == WEFT_ECLOSED || status == WEFT_EHANDLE)
         fine = !end || end->closing || end->closed || !end->actor->open || !end->initiator ||
-               (end->peer && !end->peer->open); /* it refused, since it closes */
+               (end->peer && !end->peer->open) /* it refused, since it closes */ || was_given_up(end);
     else if (op && status == WEFT_ECANCELED)
         fine = op->canceled || op->kind == WEFT_XFER_RECV;
     else if (op && status == WEFT_ETRUNC)

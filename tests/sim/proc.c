@@ -94,8 +94,15 @@ pid_t __wrap_getpid(void)
     return sim_self() ? sim_self()->pid : FIRST_PID - 1;
 }
 
-char *__wrap_getenv(const char *name)
+void __wrap_weft__env_read(weft__env_slot *slot, const char *name)
 {
+    (void)slot;
+    (void)name;
+}
+
+const char *__wrap_weft__env(const weft__env_slot *slot, const char *name)
+{
+    (void)slot;
     struct sim_proc *proc = sim_self();
     for (int i = 0; proc && i < proc->nenv; i++)
         if (!strcmp(proc->env[i].name, name))

@@ -4,6 +4,7 @@
 #define WEFT_SIM_WRAP_H
 
 #include "sim.h"
+#include "core/util.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -49,7 +50,8 @@ int __wrap_sched_yield(void);
 
 /* proc.c */
 pid_t __wrap_getpid(void);
-char *__wrap_getenv(const char *name);
+void __wrap_weft__env_read(weft__env_slot *slot, const char *name);
+const char *__wrap_weft__env(const weft__env_slot *slot, const char *name);
 ssize_t __wrap_getrandom(void *buf, size_t len, unsigned flags);
 int __wrap_gethostname(char *name, size_t len);
 int __wrap_stat(const char *path, struct stat *st);
