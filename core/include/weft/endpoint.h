@@ -175,7 +175,7 @@ struct weft_conn_info {
 };
 WEFT_API int weft_conn_info(weft_conn_t conn, struct weft_conn_info *info);
 
-/* Counters, always on. Bytes are payload. */
+/* Counters, always on. Bytes are payload, of this side's operations: what it serves counts at the peer. */
 #define WEFT_CONN_STATS_MAP(XX)                                                                   \
     XX(ops_posted, "operations posted")                                                           \
     XX(ops_done, "operations that ended well")                                                    \
