@@ -18,7 +18,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LEAVE_NS 1000000000u /* for a peer to be out of our memory; a step takes 100 us or so */
+/* For a peer to be out of our memory, from when nobody is let in any more. A step takes 100 us or so: who is inside for longer is
+ * stopped or means harm. */
+#define LEAVE_NS 1000000000u
 
 /* --- open and close ------------------------------------------------------------------------- */
 

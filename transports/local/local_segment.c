@@ -31,8 +31,6 @@ _Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fi
 #define GATE_TURN_SHIFT 32
 #define GATE_TURN_MASK 0x7fffffffu
 #define GATE_INSIDE_MASK 0xffffu
-/* A step takes 100 us or so, and core has waited for copies of its own before it closes a link: who is inside for longer is
- * stopped or means harm. */
 
 static pthread_mutex_t segments_lock = PTHREAD_MUTEX_INITIALIZER;
 /* Inodes of memory files are numbers in a row, so their low bits are the hash. Ten thousand links
