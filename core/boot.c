@@ -269,7 +269,9 @@ static void try_connect(struct weft__boot *boot, int error)
             error = errno;
             continue;
         }
+        pthread_mutex_lock(&boot->ep->lock); /* weft_conn_info may be asked already */
         boot->conn->peer_addr = *a;
+        pthread_mutex_unlock(&boot->ep->lock);
         watch(boot, EPOLL_CTL_ADD);
         /* an address that swallows everything must not use up the time of the others */
         uint64_t now = weft_now(), left = boot->deadline > now ? boot->deadline - now : 0;

@@ -199,14 +199,18 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
     rc = open_all(ep, &o);
     if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep, NULL)))
         rc = -ENOMEM;
-    weft_endpoint_t handle = ep->handle;
-    if (rc == 0 && ep->threads_asked > 0)
-        rc = weft__threads_start(ep, ep->threads_asked);
     if (rc) {
-        if (handle && weft__handle_shut(handle, WEFT__ENDPOINT))
-            weft__handle_drain(handle, 0);
         endpoint_free(ep);
         return rc;
+    }
+    weft_endpoint_t handle = ep->handle;
+    if (ep->threads_asked > 0)
+        rc = weft__threads_start(ep, ep->threads_asked);
+    if (rc) { /* those that were started may have let peers in */
+        char text[200];
+        weft__text_add(text, sizeof text, 0, "%s", weft_last_error());
+        weft_endpoint_close(handle);
+        return weft_fail(rc, "%s", text);
     }
     *endpoint = handle;
     return 0;

@@ -540,8 +540,10 @@ void weft__handshake_step(struct weft__boot *boot)
     if (boot->fd >= 0 && boot->state == JOINING)
         join_all(boot);
     if (boot->fd >= 0 && boot->active && boot->state == JOINED && boot->join.ready) {
+        pthread_mutex_lock(&boot->ep->lock); /* weft_conn_info may be asked */
         snprintf(boot->conn->transport, sizeof boot->conn->transport, "%s",
                  boot->offers[boot->offer]->name);
+        pthread_mutex_unlock(&boot->ep->lock);
         say_joined(boot, WEFT__DONE);
         if (boot->fd >= 0)
             finish(boot);

@@ -457,6 +457,15 @@ static int start_thread(pthread_t *thread, struct thread_arg *arg)
     return rc;
 }
 
+static void stop(struct weft__endpoint *ep, int n)
+{
+    atomic_store(&ep->stop, true);
+    for (int i = 0; i < n; i++) {
+        weft__wake(ep);
+        pthread_join(ep->threads[i], NULL);
+    }
+}
+
 int weft__threads_start(struct weft__endpoint *ep, int n)
 {
     if (n > ep->nlanes)
@@ -464,7 +473,7 @@ int weft__threads_start(struct weft__endpoint *ep, int n)
     int opened = open_wakes(ep, n);
     if (opened)
         return opened;
-    ep->nthreads = n;
+    ep->nthreads = n; /* those that run look at it */
     for (int i = 0; i < n; i++) {
         struct thread_arg *arg = malloc(sizeof *arg);
         int rc = arg ? 0 : ENOMEM;
@@ -474,8 +483,8 @@ int weft__threads_start(struct weft__endpoint *ep, int n)
         }
         if (rc) {
             free(arg);
-            ep->nthreads = i;
-            weft__threads_stop(ep);
+            stop(ep, i);
+            ep->nthreads = 0;
             return weft_fail(-rc, "cannot start progress thread %d", i);
         }
     }
@@ -484,9 +493,5 @@ int weft__threads_start(struct weft__endpoint *ep, int n)
 
 void weft__threads_stop(struct weft__endpoint *ep)
 {
-    atomic_store(&ep->stop, true);
-    for (int i = 0; i < ep->nthreads; i++) {
-        weft__wake(ep);
-        pthread_join(ep->threads[i], NULL);
-    }
+    stop(ep, ep->nthreads);
 }
