@@ -329,7 +329,8 @@ static void know_place(void)
 {
     struct weft__address at = meet_here(agent);
     weft__address_host(&at, here, sizeof here);
-    setenv("WEFT_LISTEN", here, 0); /* unless the user has said where */
+    setenv("WEFT_LISTEN", here, 0); /* unless the user has said where; programs that this one starts, too */
+    weft__config_read();
     WEFT_OK(weft__address_parse(weft_config_str("WEFT_LISTEN"), &at));
     weft__address_host(&at, bind_host, sizeof bind_host);
     met = meet_there(agent);
