@@ -75,15 +75,21 @@ static void turns_begin_with_0_and_end(void **state)
     }
 }
 
+/* So many since turn 0, and after a recall one more. */
+static void enter_in_two_turns(struct pair *p, int first)
+{
+    for (int i = 0; i < first; i++)
+        assert_int_equal(enter(p, 0, 0), 1);
+    assert_int_equal(recall(p, 0), 1);
+    assert_int_equal(recalled(p, 0), 0);
+    assert_int_equal(enter(p, 0, 1), 1);
+}
+
 /* Those who enter in the next turn do not hold it up. */
 static void a_recall_waits_for_who_is_inside(void **state)
 {
     struct pair *p = *state;
-    assert_int_equal(enter(p, 0, 0), 1);
-    assert_int_equal(enter(p, 0, 0), 1);
-    assert_int_equal(recall(p, 0), 1);
-    assert_int_equal(recalled(p, 0), 0);
-    assert_int_equal(enter(p, 0, 1), 1);
+    enter_in_two_turns(p, 2);
     leave(p, 0, 0);
     assert_int_equal(recalled(p, 0), 0);
     leave(p, 0, 0);
@@ -98,9 +104,7 @@ static void a_recall_waits_for_who_is_inside(void **state)
 static void after_the_last_turn_nobody_enters(void **state)
 {
     struct pair *p = *state;
-    assert_int_equal(enter(p, 0, 0), 1);
-    assert_int_equal(recall(p, 0), 1);
-    assert_int_equal(enter(p, 0, 1), 1);
+    enter_in_two_turns(p, 1);
     assert_int_equal(recall_last(p, 0), 1);
     for (uint32_t turn = 0; turn < 4; turn++)
         assert_int_equal(enter(p, 0, turn), 0);
