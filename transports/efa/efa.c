@@ -41,11 +41,11 @@ static int read_limits(struct efa_nic *nic)
     nic->recvs_most = (uint32_t)least(nic->recvs_most, info->rx_attr->size);
     nic->inject = (uint32_t)least(info->tx_attr->inject_size, MOST_INJECT);
     nic->flying_most = UINT32_MAX;
+    nic->fetch_below = info->caps & FI_READ ? 0 : UINT64_MAX;
     efa_quirk_limit(nic);
     nic->max_pieces = (uint32_t)least(info->tx_attr->iov_limit, EFA_MAX_PIECES);
     nic->wide = info->domain_attr->cq_data_size >= sizeof(uint64_t);
     nic->virt = info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
-    nic->fetches = !(info->caps & FI_READ) || !efa_quirk_reads(info);
     nic->late_imms = !efa_quirk_data(info);
     nic->pick_keys = !(info->domain_attr->mr_mode & FI_MR_PROV_KEY);
     nic->key_mask = key_size >= sizeof(uint64_t) ? UINT64_MAX : ((uint64_t)1 << 8 * key_size) - 1;
@@ -163,7 +163,7 @@ static int open_device(struct efa_nic *nic, const struct weft_nic_opts *opts,
     nic->iface = iface;
     read_settings(nic);
     rc = read_limits(nic);
-    if (rc == 0 && gpu && nic->fetches)
+    if (rc == 0 && gpu && nic->fetch_below > 0)
         rc = weft_fail(WEFT_EUNSUPPORTED, "efa %s: READ goes by messages, which the processor copies",
                        nic->name);
     if (rc == 0)

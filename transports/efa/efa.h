@@ -322,9 +322,9 @@ struct efa_nic {
     uint32_t max_pieces, credits, recvs_most, depth;
     uint32_t inject; /* longest message that libfabric takes over at once */
     uint32_t flying_most; /* reqs that libfabric has at once */
+    uint64_t fetch_below; /* READs shorter than this go by messages: 0 none, UINT64_MAX all */
     bool wide; /* 64 bits of data arrive with a WRITE, not 32 */
     bool virt; /* remote memory is named by address, not by offset */
-    bool fetches; /* READ goes by messages */
     bool late_imms; /* an immediate goes by a message, when its WRITE has ended */
     bool pick_keys; /* the provider takes keys, instead of making them */
     uint64_t key_mask;
@@ -414,10 +414,8 @@ void efa_env_default(const char *name, const char *value);
 void efa_quirk_prepare(const char *provider);
 /* True: what a nic opens is to be buried, not closed; then efa_quirk_end when the nic goes. Any thread. */
 bool efa_quirk_begin(const struct fi_info *info);
-/* nic->flying_most and nic->chunk of a provider that stands still beyond. */
+/* nic->flying_most, chunk and fetch_below, as the provider needs them. */
 void efa_quirk_limit(struct efa_nic *nic);
-/* Is a READ of this provider safe? */
-bool efa_quirk_reads(const struct fi_info *info);
 /* Does data that comes with a WRITE always come? */
 bool efa_quirk_data(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */

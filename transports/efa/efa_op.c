@@ -164,7 +164,7 @@ void efa_op_ready(struct efa_op *op)
 static bool is_message(const struct efa_op *op)
 {
     return op->op == WEFT_OP_SEND || op->op == WEFT_OP_ADD64 ||
-           (op->op == WEFT_OP_READ && efa_nic_of(op->link)->fetches);
+           (op->op == WEFT_OP_READ && op->len < efa_nic_of(op->link)->fetch_below);
 }
 
 static void admit(struct efa_op *op)
