@@ -6,7 +6,10 @@
  */
 #include "contract/duo.h"
 
+#include "conn.h"
+#include "endpoint.h"
 #include "mem.h"
+#include "util.h"
 
 #define T TEST_DEADLINE_MS
 #define LEN ((size_t)3 << 20)
@@ -187,6 +190,48 @@ static void asked_before_the_conn_is_up_here(void **state)
         WEFT_OK(weft_conn_close(conn));
         WEFT_OK(weft_conn_close(other));
     }
+}
+
+/* The link that mappings belong to goes while the peer is asked: what it answers comes by the other one, and is of nothing. */
+static void their_link_goes(void **state)
+{
+    struct duo *d = *state;
+    if (*test_env("WEFT_TEST_FAULT", "")) /* holds messages, and loses them with a link that is closed from above */
+        return;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    setenv("WEFT_LANES", "2", 1);
+    weft__config_read();
+    weft_endpoint_t from = duo_endpoint(), to = duo_endpoint();
+    unsetenv("WEFT_LANES");
+    weft__config_read();
+    weft_mem_t mine, theirs;
+    struct weft_remote remote;
+    WEFT_OK(weft_mem_reg(from, near.addr, LEN, NULL, &mine));
+    WEFT_OK(weft_mem_reg(to, far.addr, LEN, NULL, &theirs));
+    WEFT_OK(weft_mem_advertise(theirs, far.addr, LEN, &remote));
+    for (int i = 0; i < 40; i++) {
+        weft_conn_t conn, other;
+        duo_join(from, to, &conn, &other);
+        struct weft__conn *c = weft__handle_get(conn, WEFT__CONN);
+        struct weft_local local = {.addr = near.addr, .len = LEN, .mem = mine};
+        weft_op_t op;
+        duo_fill(d, near, (uint64_t)i);
+        WEFT_OK(weft_post(conn,
+                          WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local,
+                                    .nlocal = 1, .remote = &remote, .nremote = 1),
+                          &op));
+        pthread_mutex_lock(&c->ep->lock);
+        assert_int_equal(c->nlinks, 2);
+        weft__link_lost(c->links[0], WEFT_ELINK, "of the test");
+        pthread_mutex_unlock(&c->ep->lock);
+        weft__handle_put(conn);
+        WEFT_OK(weft_op_wait(op, T, NULL));
+        duo_check(d, far, 0, LEN, (uint64_t)i);
+        WEFT_OK(weft_conn_close(conn));
+        WEFT_OK(weft_conn_close(other));
+    }
+    WEFT_OK(weft_endpoint_close(from));
+    WEFT_OK(weft_endpoint_close(to));
 }
 
 /* --- where it is not done -------------------------------------------------------------------------- */
@@ -434,6 +479,7 @@ int main(void)
         IN_BOTH(a_notification_comes_after_the_bytes),
         IN_BOTH(several_conns_at_once),
         IN_ONE(asked_before_the_conn_is_up_here),
+        IN_ONE(their_link_goes),
         IN_TWO(what_cannot_be_mapped_is_staged),
         IN_BOTH(what_is_not_a_gpus),
         IN_BOTH(what_was_taken_back_is_not_touched),

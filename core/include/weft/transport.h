@@ -219,8 +219,8 @@ typedef int weft_link_connect_fn(struct weft_link *link, const void *addr, size_
 
 /*
  * link_close: end a link, in any state. The peer's end sees WEFT_OP_LINK_DOWN.
- *          Everything that completed at this end has been delivered in the sense of attr.done;
- *          what had not completed is dropped without a comp.
+ *          Everything that completed at this end has been delivered in the sense of attr.done, and what was a SEND
+ *          the peer's poll has handed out, or will before its LINK_DOWN; what had not completed is dropped without a comp.
  */
 typedef void weft_link_close_fn(struct weft_link *link);
 
