@@ -300,20 +300,50 @@ static int is_one_of(const char *item, size_t len, const char *const *names, int
     return 0;
 }
 
-int weft_config_selects(const char *setting, const char *const *names, int n)
+/* The item of a list that begins at *at, which is moved behind it. */
+struct item {
+    const char *name;
+    size_t len;
+    int excludes;
+};
+
+static struct item next_item(const char **at)
 {
-    int any_wanted = 0, wanted = 0;
-    for (const char *at = weft_config_str(setting); *at;) {
-        size_t len = strcspn(at, ",");
-        int excludes = *at == '^';
-        int named = is_one_of(at + excludes, len - (size_t)excludes, names, n);
-        if (excludes && named)
-            return 0;
-        any_wanted |= !excludes && len > 0;
-        wanted |= !excludes && named;
-        at += len + (at[len] == ',');
+    struct item item = {.excludes = **at == '^'};
+    size_t len = strcspn(*at, ",");
+    item.name = *at + item.excludes;
+    item.len = len - (size_t)item.excludes;
+    *at += len + ((*at)[len] == ',');
+    return item;
+}
+
+int weft_config_selects(const char *setting, const char *const *names, int n, uint64_t *met)
+{
+    int any_wanted = 0, wanted = 0, unwanted = 0, i = 0;
+    for (const char *at = weft_config_str(setting); *at; i++) {
+        struct item item = next_item(&at);
+        int named = is_one_of(item.name, item.len, names, n);
+        if (named && i < 64)
+            *met |= UINT64_C(1) << i;
+        unwanted |= item.excludes && named;
+        any_wanted |= !item.excludes && item.len > 0;
+        wanted |= !item.excludes && named;
     }
-    return wanted || !any_wanted;
+    return !unwanted && (wanted || !any_wanted);
+}
+
+int weft_config_unmet(const char *setting, uint64_t *met, char *out, size_t size)
+{
+    int i = 0;
+    for (const char *at = weft_config_str(setting); *at && i < 64; i++) {
+        struct item item = next_item(&at);
+        if (item.len == 0 || *met >> i & 1)
+            continue;
+        *met |= UINT64_C(1) << i;
+        snprintf(out, size, "%.*s", (int)item.len, item.name);
+        return 1;
+    }
+    return 0;
 }
 
 int weft__config_check(void)

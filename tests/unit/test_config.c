@@ -192,12 +192,33 @@ static void lists_choose_devices(void **state)
     const struct {
         const char *list;
         int chosen;
-    } lists[] = {{"", 1},      {"d0", 1},      {"d0:1", 1},  {"d1", 0},        {"d", 0},
-                 {"d00", 0},   {"d1,d0", 1},   {"^d0", 0},   {"^d0:1", 0},     {"^d1", 1},
-                 {",", 1},     {"d1,,d0,", 1}, {"^", 1},     {"d0,^d0:1", 0},  {"^d1,d2", 0}};
+        const char *unmet[3];
+    } lists[] = {{"", 1, {NULL}},
+                 {"d0", 1, {NULL}},
+                 {"d0:1", 1, {NULL}},
+                 {"d1", 0, {"d1"}},
+                 {"d", 0, {"d"}},
+                 {"d00", 0, {"d00"}},
+                 {"d1,d0", 1, {"d1"}},
+                 {"^d0", 0, {NULL}},
+                 {"^d0:1", 0, {NULL}},
+                 {"^d1", 1, {"d1"}},
+                 {",", 1, {NULL}},
+                 {"d1,,d0,", 1, {"d1"}},
+                 {"^", 1, {NULL}},
+                 {"d0,^d0:1", 0, {NULL}},
+                 {"^d0,d0", 0, {NULL}},
+                 {"^d1,d2", 0, {"d1", "d2"}}};
     for (size_t i = 0; i < WEFT__ARRAY_LEN(lists); i++) {
         assert_int_equal(weft_config_set("WEFT_VERBS_DEVICES", lists[i].list), 0);
-        assert_int_equal(weft_config_selects("WEFT_VERBS_DEVICES", names, 2), lists[i].chosen);
+        uint64_t met = 0;
+        char item[8];
+        assert_int_equal(weft_config_selects("WEFT_VERBS_DEVICES", names, 2, &met), lists[i].chosen);
+        for (int k = 0; lists[i].unmet[k]; k++) {
+            assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", &met, item, sizeof item), 1);
+            assert_string_equal(item, lists[i].unmet[k]);
+        }
+        assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", &met, item, sizeof item), 0);
     }
     weft_config_set("WEFT_VERBS_DEVICES", NULL);
 }

@@ -60,6 +60,12 @@ static void devices_can_be_chosen(void **state)
     lists("rdmap4s0-rdm:2:1 rdmap132s0-rdm:4:0");
     weft_config_set("WEFT_EFA_DEVICES", "^rdmap3s0-rdm,^rdmap4s0-rdm");
     lists("rdmap131s0-rdm:4:1 rdmap132s0-rdm:4:2");
+    struct weft_device_info d;
+    weft_config_set("WEFT_EFA_DEVICES", "rdmap132s0-rdm,rdmap9s0-rdm");
+    WEFT_OK(weft_device_info("efa", 1, &d));
+    assert_string_equal(d.name, "rdmap9s0-rdm");
+    assert_int_equal(d.usable, 0);
+    CHECK(strstr(d.reason, "WEFT_EFA_DEVICES=rdmap132s0-rdm,rdmap9s0-rdm"), "%s", d.reason);
 }
 
 static void all_of_them_carry(void **state)

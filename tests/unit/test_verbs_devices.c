@@ -53,13 +53,19 @@ static void the_list_includes_and_excludes(void **state)
         {"^fake0", "fake1:1,fake1:2,fake2:1,fake2:2"},
         {"fake0,fake2:1", "fake0:1,fake0:2,fake2:1"},
         {"fake0,^fake0:1", "fake0:2"},
-        {"nothing", ""},
-        {"fake", ""},
+        {"nothing", "nothing"}, /* listed, to say that it is not there */
+        {"fake", "fake"},
+        {"fake1,fake3:1,^fake9", "fake1:1,fake1:2,fake3:1,fake9"},
         {",,fake2:2,", "fake2:2"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         weft_config_set("WEFT_VERBS_DEVICES", cases[i][0]);
         expect_names("devices=3,ports=2", cases[i][1]);
+        for (int k = 0; k < probe("devices=3,ports=2"); k++) {
+            bool there = strchr(list[k].name, ':') && list[k].name[4] < '3';
+            assert_int_equal(list[k].usable, there);
+            CHECK(there || strstr(list[k].reason, cases[i][0]), "%s: %s", list[k].name, list[k].reason);
+        }
     }
     struct weft_nic *nic;
     struct weft_nic_opts opts = {.device = "fake0:1"};

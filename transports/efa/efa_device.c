@@ -75,9 +75,9 @@ static const char *wanted_provider(void)
     return weft_config_str("WEFT_EFA_PROVIDER");
 }
 
-static bool is_wanted(const char *device)
+static bool is_wanted(const char *device, uint64_t *met)
 {
-    return weft_config_selects("WEFT_EFA_DEVICES", &device, 1);
+    return weft_config_selects("WEFT_EFA_DEVICES", &device, 1, met);
 }
 
 /* --- the devices of the provider that is asked for ------------------------------------------------------- */
@@ -124,22 +124,37 @@ static void describe(const struct fi_info *info, struct weft_device_info *device
     }
 }
 
+/* What the user lists, and none of the provider's devices has as its name. */
+static void add_unmet(struct list *all, uint64_t met)
+{
+    struct weft_device_info device = {.numa = -1};
+    snprintf(device.summary, sizeof device.summary, "not there");
+    snprintf(device.reason, sizeof device.reason,
+             "no device of the provider has this name, which is in WEFT_EFA_DEVICES=%s",
+             weft_config_str("WEFT_EFA_DEVICES"));
+    while (weft_config_unmet("WEFT_EFA_DEVICES", &met, device.name, sizeof device.name))
+        add(all, &device);
+}
+
 static void list_own(const struct efa_lib *lib, const char *provider, struct list *all)
 {
+    uint64_t met = 0;
     struct fi_info *list;
     struct weft_device_info device;
     if (ask(lib, provider, NULL, false, &list) == 0 && is_sockets(lib, provider)) {
         describe(list, &device);
         snprintf(device.name, sizeof device.name, IP_DEVICE);
-        if (is_wanted(device.name))
+        if (is_wanted(device.name, &met))
             add(all, &device);
     } else {
         for (const struct fi_info *info = list; info; info = info->next) {
             describe(info, &device);
-            if (!is_listed(list, info) && is_wanted(device.name))
+            if (!is_listed(list, info) && is_wanted(device.name, &met))
                 add(all, &device);
         }
     }
+    if (list)
+        add_unmet(all, met);
     lib->freeinfo(list);
 }
 
@@ -258,12 +273,13 @@ int efa_device_info(const struct efa_lib *lib, const char *device, const char *h
     bool ip = strcmp(device, IP_DEVICE) == 0 && is_sockets(lib, provider);
     const char *at = ip ? bound_to(host) : NULL;
     const struct fi_info *found = NULL;
+    uint64_t met = 0;
     struct fi_info *list;
     int rc = ask(lib, provider, at, gpu, &list);
     if (rc && ip)
         return weft_fail(WEFT_ENODEV, "efa: %s cannot be bound to %s: %s", provider,
                          at ? at : "any address", lib->strerror(-rc));
-    for (const struct fi_info *info = list; info && !found && is_wanted(device); info = info->next)
+    for (const struct fi_info *info = list; info && !found && is_wanted(device, &met); info = info->next)
         if (ip ? is_ip(info) : strcmp(info->domain_attr->name, device) == 0)
             found = info;
     *out = found ? lib->dupinfo(found) : NULL;

@@ -15,12 +15,12 @@
 /* --- the list of the user --------------------------------------------------------------------------- */
 
 /* WEFT_VERBS_DEVICES names devices, or a port of one as "name:port". */
-static bool is_wanted(const char *device, int port)
+static bool is_wanted(const char *device, int port, uint64_t *met)
 {
     char full[NAME_LEN + 8];
     const char *names[] = {device, full};
     snprintf(full, sizeof full, "%s:%d", device, port);
-    return weft_config_selects("WEFT_VERBS_DEVICES", names, 2);
+    return weft_config_selects("WEFT_VERBS_DEVICES", names, 2, met);
 }
 
 /* --- the address ------------------------------------------------------------------------------------ */
@@ -231,7 +231,7 @@ static void name_port(char *name, size_t size, const char *device, int port, int
 
 /* The ports of one device that the user lets in, behind the n that are listed. */
 static int probe_device(const struct verbs_lib *lib, struct ibv_device *device,
-                        struct weft_device_info *list, int max, int n)
+                        struct weft_device_info *list, int max, int n, uint64_t *met)
 {
     struct verbs_nic nic = {.lib = lib};
     const char *name = lib->get_device_name(device);
@@ -239,7 +239,7 @@ static int probe_device(const struct verbs_lib *lib, struct ibv_device *device,
     int nports = nic.context ? ports_of(&nic) : 1;
     for (int port = 1; port <= nports; port++) {
         struct weft_device_info info = {.numa = -1};
-        if (!is_wanted(name, port))
+        if (!is_wanted(name, port, met))
             continue;
         name_port(info.name, sizeof info.name, name, port, nports);
         memcpy(nic.name, info.name, sizeof nic.name);
@@ -261,17 +261,36 @@ static int probe_device(const struct verbs_lib *lib, struct ibv_device *device,
     return n;
 }
 
+/* What the user lists, and nothing has as its name, behind the n that are listed. */
+static int add_unmet(struct weft_device_info *list, int max, int n, uint64_t met)
+{
+    struct weft_device_info info = {.numa = -1};
+    snprintf(info.summary, sizeof info.summary, "not there");
+    snprintf(info.reason, sizeof info.reason,
+             "no device and no port has this name, which is in WEFT_VERBS_DEVICES=%s (ibv_devices lists them)",
+             weft_config_str("WEFT_VERBS_DEVICES"));
+    while (weft_config_unmet("WEFT_VERBS_DEVICES", &met, info.name, sizeof info.name)) {
+        if (n < max)
+            list[n] = info;
+        n++;
+    }
+    return n;
+}
+
 int verbs_probe(struct weft_device_info *list, int max)
 {
     const struct verbs_lib *lib = verbs_lib();
+    uint64_t met = 0;
     int ndevices = 0, n = 0;
     if (!lib)
         return 0;
     struct ibv_device **devices = lib->get_device_list(&ndevices);
     for (int i = 0; devices && i < ndevices; i++)
-        n = probe_device(lib, devices[i], list, max, n);
+        n = probe_device(lib, devices[i], list, max, n, &met);
     if (devices)
         lib->free_device_list(devices);
+    if (ndevices > 0)
+        n = add_unmet(list, max, n, met);
     if (n == 0)
         weft_fail(WEFT_ENODEV,
                   ndevices > 0 ? "verbs: WEFT_VERBS_DEVICES=%s leaves none of %d RDMA devices "
@@ -284,6 +303,7 @@ int verbs_probe(struct weft_device_info *list, int max)
 /* Open this device if the name is one of its ports. 0, WEFT_ENODEV, or why it failed. */
 static int try_device(struct verbs_nic *nic, struct ibv_device *device, const char *name)
 {
+    uint64_t met = 0;
     const char *device_name = nic->lib->get_device_name(device);
     size_t len = strlen(device_name);
     if (strncmp(name, device_name, len) != 0 || (name[len] && name[len] != ':'))
@@ -294,7 +314,7 @@ static int try_device(struct verbs_nic *nic, struct ibv_device *device, const ch
     for (int port = 1, nports = ports_of(nic); port <= nports; port++) {
         char full[NAME_LEN];
         name_port(full, sizeof full, device_name, port, nports);
-        if (strcmp(full, name) == 0 && is_wanted(device_name, port)) {
+        if (strcmp(full, name) == 0 && is_wanted(device_name, port, &met)) {
             nic->port = (uint8_t)port;
             return 0;
         }

@@ -46,7 +46,7 @@ extern "C" {
 #endif
 
 /* Version of this header's structs. A backend built for another one is refused. */
-#define WEFT_ABI 10
+#define WEFT_ABI 11
 
 struct weft_transport;
 
@@ -349,9 +349,11 @@ WEFT_API const char *weft_config_str(const char *name);
 
 /*
  * Is a device chosen by a string setting that is a list, as WEFT_VERBS_DEVICES is? "a,b" are the only ones, "^c" is not
- * one. It goes by any of n names. 1 or 0.
+ * one. It goes by any of n names. 1 or 0. In *met, which begins as 0, it notes which of the first 64 items were one of them.
  */
-WEFT_API int weft_config_selects(const char *setting, const char *const *names, int n);
+WEFT_API int weft_config_selects(const char *setting, const char *const *names, int n, uint64_t *met);
+/* An item that was none of them, to `name`, and noted. 1; 0: there are no more. */
+WEFT_API int weft_config_unmet(const char *setting, uint64_t *met, char *name, size_t size);
 
 /*
  * A vendor's library, opened when it is first needed and never closed, so that pointers into it stay good. Static
