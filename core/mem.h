@@ -160,6 +160,17 @@ static inline int weft__remote_check(const struct weft_remote *remote, struct we
     return known && out->addr + out->len >= out->addr ? 0 : weft__remote_refuse(remote);
 }
 
+/* Is it as another one, which was checked, but for its place, which goes to *addr and *len? */
+static inline bool weft__remote_alike(const struct weft_remote *remote,
+                                      const struct weft_remote *model, uint64_t *addr, uint64_t *len)
+{
+    const uint8_t *at = remote->bytes;
+    *addr = weft__le64(at + 8);
+    *len = weft__le64(at + 16);
+    return memcmp(at, model->bytes, 8) == 0 && memcmp(at + 24, model->bytes + 24, 8) == 0 &&
+           *addr + *len >= *addr;
+}
+
 static inline void weft__remote_keys(const struct weft_remote *remote, uint32_t keys[WEFT__KEYS])
 {
     _Static_assert(sizeof remote->bytes == 32 + WEFT__KEYS * sizeof *keys, "the layout above");

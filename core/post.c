@@ -3,6 +3,7 @@
 #include "after.h"
 #include "conn.h"
 #include "endpoint.h"
+#include "ipc.h"
 #include "lane.h"
 #include "match.h"
 #include "mem.h"
@@ -170,6 +171,55 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
     return 0;
 }
 
+/* --- lists that are copied as they are ------------------------------------------------------ */
+
+#define LIST_FROM 4 /* pieces */
+
+/* All that fill_piece says of the first piece holds of those that differ from it in their places only. */
+static size_t fill_list(const struct weft__op *op, const struct weft__mapped *mapped,
+                        const void *arg, struct weft_gpu_copy *list, uint64_t *bytes)
+{
+    const struct weft_xfer *x = arg;
+    const struct weft_remote *model = &x->remote[0];
+    uint64_t total = 0;
+    for (size_t i = 0; i < x->nlocal; i++) {
+        const struct weft_local *local = &x->local[i];
+        uint64_t addr, len, offset = x->remote_offset ? x->remote_offset[i] : 0;
+        if (local->mem != x->local[0].mem || local->len == 0 ||
+            !weft__remote_alike(&x->remote[i], model, &addr, &len) || offset > len ||
+            local->len > len - offset || local->len > WEFT__MAPPED_MOST - total ||
+            !weft__reg_contains(op->one.reg, local->addr, local->len))
+            return 0;
+        addr += offset;
+        if (addr < mapped->from || addr > mapped->to || local->len > mapped->to - addr)
+            return 0;
+        void *there = (void *)((uintptr_t)mapped->addr + (addr - op->one.raddr));
+        list[i] = op->kind == WEFT__OP_WRITE
+                      ? (struct weft_gpu_copy){there, local->addr, local->len}
+                      : (struct weft_gpu_copy){local->addr, there, local->len};
+        total += local->len;
+    }
+    *bytes = total;
+    return x->nlocal;
+}
+
+/* False: it has to be filled, and begun, piece by piece. Endpoint lock held. */
+static bool begin_list(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x)
+{
+    op->pieces = &op->one;
+    if (fill_piece(op, conn, x, 0))
+        return false; /* which is found once more */
+    op->npieces = 1;
+    if (op->staged && op->one.reg && weft__stage_list(op, fill_list, x))
+        return true;
+    if (op->one.reg)
+        op->one.reg->users--;
+    op->npieces = 0;
+    op->total = 0;
+    op->staged = false;
+    return false;
+}
+
 /* What is prepared before the endpoint lock is taken: copies and temporary registrations. */
 struct parts {
     uint16_t *gpus; /* of local pieces, as weft__mem_gpu has it; NULL: all are 0, or in mems */
@@ -333,6 +383,15 @@ void weft__op_start(struct weft__conn *conn, struct weft__op *op)
     start(conn, op);
 }
 
+/* May it be one, with nothing prepared and nothing to wait for? */
+static bool may_be_list(const struct weft__conn *conn, const struct weft_xfer *x,
+                        const struct parts *p, const struct weft__after *after)
+{
+    return x->nlocal >= LIST_FROM && x->nlocal <= WEFT__LOT_PIECES && conn->ep->gpu_apart &&
+           (x->op == WEFT_XFER_WRITE || x->op == WEFT_XFER_READ) && x->local[0].mem &&
+           !x->notify && !(p && p->gpus) && !after && weft_list_empty(&conn->afters);
+}
+
 /* p is NULL for an operation that needs nothing prepared. Endpoint lock held. */
 static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
                  struct weft__after *after, bool urgent, weft_op_t *out)
@@ -343,12 +402,13 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");
-    int rc = fill(op, conn, x);
+    bool begun = may_be_list(conn, x, p, after) && begin_list(op, conn, x);
+    int rc = begun ? 0 : fill(op, conn, x);
     if (rc) {
         weft__op_free(op);
         return rc;
     }
-    if (p)
+    if (p && !begun)
         adopt(op, p, x);
     op->urgent = urgent;
     op->detached = !out;
@@ -357,7 +417,7 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     conn->stats.ops_posted++;
     if (after || !weft_list_empty(&conn->afters))
         weft__after_start(conn, op, after);
-    else
+    else if (!begun)
         start(conn, op);
     return 0;
 }

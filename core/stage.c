@@ -21,7 +21,6 @@
 #include <string.h>
 
 /* Bytes of a copy to or from a mapping: who takes it back waits for so much. */
-#define MAPPED_MOST ((uint64_t)64 << 20)
 
 void weft__stage_init(struct weft__stage *stage)
 {
@@ -218,26 +217,60 @@ static void no_memory(struct weft__op *op)
     weft__op_fail(op, -ENOMEM, "no memory to copy memory of a GPU");
 }
 
-/* A lot that is one copy. */
+/* What a lot has that is one copy; it was entered in this turn. */
+static void begin_mapped(struct weft__op *op, struct weft__lot *lot,
+                         const struct weft__mapped *mapped, uint32_t turn)
+{
+    lot->import = mapped->import;
+    lot->turn = turn;
+    lot->copy.ordinal = mapped->ordinal;
+    lot->copy.list = lot->list;
+    lot->copy.n = (int)lot->n;
+    lot->copy.reached = mapped->reached;
+    lot->copy.done = weft__lot_copied;
+    add_lot(op, lot);
+}
+
 static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const struct path *path)
 {
     uint32_t turn;
     if (!weft__ipc_enter(conn, path->mapped.import, &turn))
         return false;
-    struct weft__lot *lot = cut(conn, op, path, MAPPED_MOST);
+    struct weft__lot *lot = cut(conn, op, path, WEFT__MAPPED_MOST);
     if (!lot) {
         weft__ipc_leave(conn, path->mapped.import, turn);
         no_memory(op);
         return true;
     }
-    lot->import = path->mapped.import;
-    lot->turn = turn;
-    lot->copy.ordinal = path->mapped.ordinal;
-    lot->copy.list = lot->list;
-    lot->copy.n = (int)lot->n;
-    lot->copy.reached = path->mapped.reached;
-    lot->copy.done = weft__lot_copied;
-    add_lot(op, lot);
+    begin_mapped(op, lot, &path->mapped, turn);
+    return true;
+}
+
+bool weft__stage_list(struct weft__op *op, weft__stage_list_fn *fill, const void *arg)
+{
+    struct weft__conn *conn = op->conn;
+    struct path path;
+    uint32_t turn;
+    if (any_waits(&conn->stage) || conn->state != WEFT_CONN_UP)
+        return false;
+    path_of(conn, op, &path);
+    if (path.way != WEFT__IPC_THERE || !weft__ipc_enter(conn, path.mapped.import, &turn))
+        return false;
+    struct weft__lot *lot = lot_new(conn, &path, WEFT__LOT_PIECES);
+    if (lot)
+        lot->n = fill(op, &path.mapped, arg, lot->list, &lot->bytes);
+    if (!lot || lot->n == 0) {
+        if (lot)
+            weft__pool_put_most(&conn->ep->lots, lot, WEFT__LOTS_KEPT);
+        weft__ipc_leave(conn, path.mapped.import, turn);
+        return false;
+    }
+    lot->op = op;
+    lot->id = conn->stage.next_lot++;
+    lot->write = op->kind == WEFT__OP_WRITE;
+    op->total = op->cut = lot->bytes;
+    op->next_piece = op->npieces;
+    begin_mapped(op, lot, &path.mapped, turn);
     return true;
 }
 

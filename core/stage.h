@@ -20,6 +20,7 @@ struct weft__reg;
 
 /* Pieces of a lot, which its message names: 24 bytes each. */
 #define WEFT__LOT_PIECES 128
+#define WEFT__MAPPED_MOST ((uint64_t)64 << 20) /* bytes of a lot that is one copy */
 /* The messages of an operation of so many bytes need not hurry: a transfer of the host's memory, as long, does not either. */
 #define WEFT__STAGE_LONG (64 * 1024)
 /* A piece of WEFT_STAGE_CHUNK is so many slots of an area, side by side; a shorter one is fewer. */
@@ -62,6 +63,12 @@ struct weft__stage {
 void weft__stage_init(struct weft__stage *stage);
 /* A WRITE, a READ or a FETCH that has memory of a GPU at one end (op->staged): as its nics can. */
 void weft__stage_start(struct weft__conn *conn, struct weft__op *op);
+/* A list in one registration at each end (op has its first piece), if it can be copied as it is: `fill` writes it, at most
+ * WEFT__LOT_PIECES and WEFT__MAPPED_MOST, and returns how many copies there are, or 0. True: it is under way. False: nothing was done. */
+struct weft__mapped;
+typedef size_t weft__stage_list_fn(const struct weft__op *op, const struct weft__mapped *mapped,
+                                   const void *arg, struct weft_gpu_copy *list, uint64_t *bytes);
+bool weft__stage_list(struct weft__op *op, weft__stage_list_fn *fill, const void *arg);
 void weft__stage_fill(struct weft__conn *conn);
 /* Something outside of ops refers to the conn, or does so no more: it may know more about what waits. */
 void weft__stage_hold(struct weft__conn *conn);

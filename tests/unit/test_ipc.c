@@ -119,6 +119,95 @@ static void many_regions(void **state)
     }
 }
 
+enum { LIST = 100, LIST_STEP = 5000 };
+
+/* A list in one registration at each end, scattered, at offsets of its remotes; piece `odd` is changed by `how`. */
+static int64_t move_list(struct duo *d, enum weft_xfer_op op, struct area near, struct area far,
+                         size_t odd, void (*how)(struct weft_local *local, uint64_t *offset))
+{
+    struct weft_local local[LIST];
+    struct weft_remote remote[LIST];
+    uint64_t offset[LIST];
+    for (size_t i = 0; i < LIST; i++) {
+        size_t len = 1 + i * 977 % (LIST_STEP - 100);
+        local[i] = area_local(near, i * LIST_STEP, len);
+        offset[i] = i % 3 * 16;
+        WEFT_OK(weft_remote_slice(&far.remote, i * 7 % LIST * LIST_STEP, offset[i] + len, &remote[i]));
+    }
+    if (how)
+        how(&local[odd], &offset[odd]);
+    return weft_transfer(d->conn,
+                         WEFT_OPTS(weft_xfer, .op = op, .local = local, .nlocal = LIST,
+                                   .remote = remote, .nremote = LIST, .remote_offset = offset),
+                         T, NULL);
+}
+
+static void too_far(struct weft_local *local, uint64_t *offset)
+{
+    (void)local;
+    (*offset)++;
+}
+
+static void of_no_mem(struct weft_local *local, uint64_t *offset)
+{
+    (void)offset;
+    local->mem = 0;
+}
+
+static void before_its_mem(struct weft_local *local, uint64_t *offset)
+{
+    (void)offset;
+    local->addr = (char *)local->addr - LEN;
+}
+
+static void empty(struct weft_local *local, uint64_t *offset)
+{
+    (void)offset;
+    local->len = 0;
+}
+
+/* Of other memory in the midst, of none, wrong. */
+static void lists_of_one_registration(void **state)
+{
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0);
+    int64_t total = 0;
+    for (size_t i = 0; i < LIST; i++)
+        total += (int64_t)(1 + i * 977 % (LIST_STEP - 100));
+    for (uint64_t round = 0; round < 6; round++) {
+        static void (*const how[])(struct weft_local *local, uint64_t *offset) = {NULL, of_no_mem, NULL, empty};
+        uint64_t before = mapped(d), seed = 10 * round;
+        size_t odd = 57, none = how[round % 4] == empty ? 1 + odd * 977 % (LIST_STEP - 100) : 0;
+        duo_fill(d, near, seed);
+        duo_fill(d, far, seed + 1);
+        assert_int_equal(move_list(d, WEFT_XFER_WRITE, near, far, odd, how[round % 4]), total - (int64_t)none);
+        assert_int_equal(move_list(d, WEFT_XFER_WRITE, near, far, 41, too_far), WEFT_EBOUNDS);
+        CHECK(strstr(weft_last_error(), "remote[41]"), "%s", weft_last_error());
+        assert_int_equal(move_list(d, WEFT_XFER_WRITE, near, far, 99, before_its_mem), WEFT_EBOUNDS);
+        CHECK(strstr(weft_last_error(), "local[99]"), "%s", weft_last_error());
+        if (round > 1 && how[round % 4] != of_no_mem) /* the host's is not pinned for once */
+            assert_int_equal(mapped(d) - before, total - (int64_t)none);
+        duo_fill(d, near, seed + 2);
+        assert_int_equal(move_list(d, WEFT_XFER_READ, near, far, odd, how[round % 4]), total - (int64_t)none);
+        for (size_t i = 0; i < LIST; i++) /* what is between them is as it was */
+            duo_check(d, near, i * LIST_STEP, 1 + i * 977 % (LIST_STEP - 100), i == odd && none ? seed + 2 : seed);
+        for (size_t i = 0; i < LIST; i += 9) { /* where they are, one by one */
+            size_t len = 1 + i * 977 % (LIST_STEP - 100);
+            struct weft_remote remote;
+            struct weft_local local = area_local(near, i * LIST_STEP, len);
+            WEFT_OK(weft_remote_slice(&far.remote, i * 7 % LIST * LIST_STEP + i % 3 * 16, len, &remote));
+            duo_fill(d, near, seed + 3);
+            assert_int_equal(weft_transfer(d->conn,
+                                           WEFT_OPTS(weft_xfer, .op = WEFT_XFER_READ, .local = &local, .nlocal = 1,
+                                                     .remote = &remote, .nremote = 1),
+                                           T, NULL),
+                             len);
+            duo_check(d, near, i * LIST_STEP, len, seed);
+            duo_check(d, near, i * LIST_STEP + len, LIST_STEP - len, seed + 3);
+        }
+    }
+}
+
 /* A notification is there after the bytes. */
 static void a_notification_comes_after_the_bytes(void **state)
 {
@@ -476,6 +565,7 @@ int main(void)
         IN_BOTH(it_is_mapped),
         IN_BOTH(both_sides_map),
         IN_BOTH(many_regions),
+        IN_BOTH(lists_of_one_registration),
         IN_BOTH(a_notification_comes_after_the_bytes),
         IN_BOTH(several_conns_at_once),
         IN_ONE(asked_before_the_conn_is_up_here),
