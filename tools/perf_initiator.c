@@ -15,7 +15,8 @@
 #define CONNECT_MS 10000
 /* The target allocates memory before it answers. */
 #define WELCOME_MS 60000
-/* Without --iters: passes grow until one takes this long; then as many as fill the goal. */
+/* Without --iters: passes grow until one takes this long, which is not the first: memory may have been pinned and mapped in
+ * it. Then as many as fill the goal. */
 #define PROBE_NS 30000000.0
 #define GOAL_NS 1e9
 #define PROBE_ITERS 16
@@ -269,12 +270,14 @@ static int choose_iters(struct initiator *in, struct perf_run *run)
     uint64_t given = in->args->iters;
     run->verify = false;
     run->iters = given ? (given < slots ? given : slots) : PROBE_ITERS;
-    for (;;) {
+    for (bool first = true;; first = false) {
         if (lead_pass(in, run, &wall_ns))
             return -1;
-        if (given || wall_ns >= PROBE_NS || run->iters >= MAX_ITERS / 10)
+        bool enough = wall_ns >= PROBE_NS || run->iters >= MAX_ITERS / 10;
+        if (given || (enough && !first))
             break;
-        run->iters *= wall_ns < PROBE_NS / 10 ? 10 : 3;
+        if (!enough)
+            run->iters *= wall_ns < PROBE_NS / 10 ? 10 : 3;
     }
     double goal = given ? (double)given : (double)run->iters * GOAL_NS / wall_ns;
     run->iters = goal > (double)MAX_ITERS ? MAX_ITERS : (uint64_t)goal;
