@@ -340,7 +340,7 @@ int weft_config_unmet(const char *setting, uint64_t *met, char *out, size_t size
         if (item.len == 0 || *met >> i & 1)
             continue;
         *met |= UINT64_C(1) << i;
-        snprintf(out, size, "%.*s", (int)item.len, item.name);
+        snprintf(out, size, "%s%.*s", item.excludes ? "^" : "", (int)item.len, item.name);
         return 1;
     }
     return 0;

@@ -202,13 +202,13 @@ static void lists_choose_devices(void **state)
                  {"d1,d0", 1, {"d1"}},
                  {"^d0", 0, {NULL}},
                  {"^d0:1", 0, {NULL}},
-                 {"^d1", 1, {"d1"}},
+                 {"^d1", 1, {"^d1"}},
                  {",", 1, {NULL}},
                  {"d1,,d0,", 1, {"d1"}},
                  {"^", 1, {NULL}},
                  {"d0,^d0:1", 0, {NULL}},
                  {"^d0,d0", 0, {NULL}},
-                 {"^d1,d2", 0, {"d1", "d2"}}};
+                 {"^d1,d2", 0, {"^d1", "d2"}}};
     for (size_t i = 0; i < WEFT__ARRAY_LEN(lists); i++) {
         assert_int_equal(weft_config_set("WEFT_VERBS_DEVICES", lists[i].list), 0);
         uint64_t met = 0;

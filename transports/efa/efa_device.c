@@ -129,33 +129,35 @@ static void add_unmet(struct list *all, uint64_t met)
 {
     struct weft_device_info device = {.numa = -1};
     snprintf(device.summary, sizeof device.summary, "not there");
-    snprintf(device.reason, sizeof device.reason,
-             "no device of the provider has this name, which is in WEFT_EFA_DEVICES=%s",
-             weft_config_str("WEFT_EFA_DEVICES"));
-    while (weft_config_unmet("WEFT_EFA_DEVICES", &met, device.name, sizeof device.name))
+    while (weft_config_unmet("WEFT_EFA_DEVICES", &met, device.name, sizeof device.name)) {
+        snprintf(device.reason, sizeof device.reason,
+                 "no device of the provider is called %s, as WEFT_EFA_DEVICES=%s says (weft_info -v without it lists them)",
+                 device.name, weft_config_str("WEFT_EFA_DEVICES"));
         add(all, &device);
+    }
 }
 
-static void list_own(const struct efa_lib *lib, const char *provider, struct list *all)
+/* False: the provider has no device at all. In *met the items of the user's list that one is called. */
+static bool list_own(const struct efa_lib *lib, const char *provider, struct list *all,
+                     uint64_t *met)
 {
-    uint64_t met = 0;
     struct fi_info *list;
     struct weft_device_info device;
     if (ask(lib, provider, NULL, false, &list) == 0 && is_sockets(lib, provider)) {
         describe(list, &device);
         snprintf(device.name, sizeof device.name, IP_DEVICE);
-        if (is_wanted(device.name, &met))
+        if (is_wanted(device.name, met))
             add(all, &device);
     } else {
         for (const struct fi_info *info = list; info; info = info->next) {
             describe(info, &device);
-            if (!is_listed(list, info) && is_wanted(device.name, &met))
+            if (!is_listed(list, info) && is_wanted(device.name, met))
                 add(all, &device);
         }
     }
-    if (list)
-        add_unmet(all, met);
+    bool any = list;
     lib->freeinfo(list);
+    return any;
 }
 
 /* --- all the others -------------------------------------------------------------------------------------- */
@@ -242,9 +244,12 @@ int efa_probe(struct weft_device_info *list, int max)
     const char *provider = wanted_provider();
     if (!lib)
         return 0;
-    list_own(lib, provider, &all);
+    uint64_t met = 0;
+    bool any = list_own(lib, provider, &all, &met);
     if (all.n == 0)
         none_of(lib, provider, &all);
+    if (any)
+        add_unmet(&all, met);
     list_others(lib, provider, &all);
     return all.n;
 }

@@ -266,10 +266,10 @@ static int add_unmet(struct weft_device_info *list, int max, int n, uint64_t met
 {
     struct weft_device_info info = {.numa = -1};
     snprintf(info.summary, sizeof info.summary, "not there");
-    snprintf(info.reason, sizeof info.reason,
-             "no device and no port has this name, which is in WEFT_VERBS_DEVICES=%s (ibv_devices lists them)",
-             weft_config_str("WEFT_VERBS_DEVICES"));
     while (weft_config_unmet("WEFT_VERBS_DEVICES", &met, info.name, sizeof info.name)) {
+        snprintf(info.reason, sizeof info.reason,
+                 "no device or port is called %s, as WEFT_VERBS_DEVICES=%s says (ibv_devices lists them)",
+                 info.name, weft_config_str("WEFT_VERBS_DEVICES"));
         if (n < max)
             list[n] = info;
         n++;

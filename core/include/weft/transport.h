@@ -352,7 +352,7 @@ WEFT_API const char *weft_config_str(const char *name);
  * one. It goes by any of n names. 1 or 0. In *met, which begins as 0, it notes which of the first 64 items were one of them.
  */
 WEFT_API int weft_config_selects(const char *setting, const char *const *names, int n, uint64_t *met);
-/* An item that was none of them, to `name`, and noted. 1; 0: there are no more. */
+/* An item that was none of them, to `name`, with its ^, and noted. 1; 0: there are no more. */
 WEFT_API int weft_config_unmet(const char *setting, uint64_t *met, char *name, size_t size);
 
 /*
