@@ -309,7 +309,7 @@ static void take(struct weft__import *import)
 /* All of them went with the link that they belong to; what the peer says of them may come later, by another one. */
 static bool is_late(const struct weft__conn *conn, const struct weft__import *import)
 {
-    return !import && !link_of(conn);
+    return !import && conn->nlinks && conn->links[0]->closing;
 }
 
 int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
@@ -317,9 +317,11 @@ int weft__ipc_map_arrived(struct weft__conn *conn, const uint8_t *body, size_t l
     struct weft__reader r = {body, body + len, false};
     struct weft__import *import = find(&conn->ipc, weft__get_u64(&r));
     int32_t status = (int32_t)weft__get_u32(&r);
+    if (r.bad || status > 0)
+        return WEFT_EPROTO;
     if (is_late(conn, import))
         return 0;
-    if (!import || import->state != IMPORT_ASKED || status > 0)
+    if (!import || import->state != IMPORT_ASKED)
         return WEFT_EPROTO;
     uint8_t passed = weft__get_u8(&r);
     import->access = weft__get_u32(&r);
@@ -352,9 +354,11 @@ int weft__ipc_end_arrived(struct weft__conn *conn, const uint8_t *body, size_t l
     uint64_t key = weft__get_u64(&r);
     uint32_t turn = weft__get_u32(&r);
     const struct weft__import *import = find(ipc, key);
+    if (r.bad || r.at != r.end)
+        return WEFT_EPROTO;
     if (is_late(conn, import))
         return 0;
-    if (r.bad || r.at != r.end || !import || import->state == IMPORT_ASKED)
+    if (!import || import->state == IMPORT_ASKED)
         return WEFT_EPROTO;
     struct weft__import **at = bucket_of(ipc, key);
     while (*at != import)

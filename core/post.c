@@ -210,7 +210,7 @@ static bool begin_list(struct weft__op *op, struct weft__conn *conn, const struc
     if (fill_piece(op, conn, x, 0))
         return false; /* which is found once more */
     op->npieces = 1;
-    if (op->staged && op->one.reg && weft__stage_list(op, fill_list, x))
+    if (op->staged && op->one.reg && op->one.len && weft__stage_list(op, fill_list, x))
         return true;
     if (op->one.reg)
         op->one.reg->users--;

@@ -20,8 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes of a copy to or from a mapping: who takes it back waits for so much. */
-
 void weft__stage_init(struct weft__stage *stage)
 {
     weft_list_init(&stage->lots);

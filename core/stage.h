@@ -20,7 +20,7 @@ struct weft__reg;
 
 /* Pieces of a lot, which its message names: 24 bytes each. */
 #define WEFT__LOT_PIECES 128
-#define WEFT__MAPPED_MOST ((uint64_t)64 << 20) /* bytes of a lot that is one copy */
+#define WEFT__MAPPED_MOST ((uint64_t)64 << 20) /* bytes of a copy to or from a mapping: who takes it back waits for so much */
 /* The messages of an operation of so many bytes need not hurry: a transfer of the host's memory, as long, does not either. */
 #define WEFT__STAGE_LONG (64 * 1024)
 /* A piece of WEFT_STAGE_CHUNK is so many slots of an area, side by side; a shorter one is fewer. */
@@ -64,7 +64,7 @@ void weft__stage_init(struct weft__stage *stage);
 /* A WRITE, a READ or a FETCH that has memory of a GPU at one end (op->staged): as its nics can. */
 void weft__stage_start(struct weft__conn *conn, struct weft__op *op);
 /* A list in one registration at each end (op has its first piece), if it can be copied as it is: `fill` writes it, at most
- * WEFT__LOT_PIECES and WEFT__MAPPED_MOST, and returns how many copies there are, or 0. True: it is under way. False: nothing was done. */
+ * WEFT__LOT_PIECES and WEFT__MAPPED_MOST, and returns how many copies there are, or 0. True: it is under way. False: no byte was moved (the peer may have been asked for its key). */
 struct weft__mapped;
 typedef size_t weft__stage_list_fn(const struct weft__op *op, const struct weft__mapped *mapped,
                                    const void *arg, struct weft_gpu_copy *list, uint64_t *bytes);

@@ -208,6 +208,35 @@ static void lists_of_one_registration(void **state)
     }
 }
 
+/* One more piece than a copy takes; and one that is of another registration of the peer's, in the midst. */
+static void lists_that_are_not_of_one(void **state)
+{
+    enum { N = 129, LEN_EACH = 3000 };
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, LEN, 0, 0), far = duo_area(d, B, LEN, 0, 0), other = duo_area(d, B, LEN, 0, 0);
+    for (size_t n = N; n > 40; n -= 40)
+        for (size_t odd = 0; odd < n + 60; odd += 60) { /* the last one: none */
+            struct weft_local local[N];
+            struct weft_remote remote[N];
+            duo_fill(d, near, n);
+            duo_fill(d, far, 1);
+            duo_fill(d, other, 2);
+            for (size_t i = 0; i < n; i++) {
+                local[i] = area_local(near, i * LEN_EACH, LEN_EACH - 1);
+                WEFT_OK(weft_remote_slice(i == odd ? &other.remote : &far.remote, i * LEN_EACH, LEN_EACH - 1, &remote[i]));
+            }
+            assert_int_equal(weft_transfer(d->conn,
+                                           WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = n,
+                                                     .remote = remote, .nremote = n),
+                                           T, NULL),
+                             n * (LEN_EACH - 1));
+            for (size_t i = 0; i < n; i++) {
+                duo_check(d, far, i * LEN_EACH, LEN_EACH - 1, i == odd ? 1 : n);
+                duo_check(d, other, i * LEN_EACH, LEN_EACH - 1, i == odd ? n : 2);
+            }
+        }
+}
+
 /* A notification is there after the bytes. */
 static void a_notification_comes_after_the_bytes(void **state)
 {
@@ -566,6 +595,7 @@ int main(void)
         IN_BOTH(both_sides_map),
         IN_BOTH(many_regions),
         IN_BOTH(lists_of_one_registration),
+        IN_BOTH(lists_that_are_not_of_one),
         IN_BOTH(a_notification_comes_after_the_bytes),
         IN_BOTH(several_conns_at_once),
         IN_ONE(asked_before_the_conn_is_up_here),
