@@ -332,18 +332,24 @@ int weft_config_selects(const char *setting, const char *const *names, int n, ui
     return !unwanted && (wanted || !any_wanted);
 }
 
-int weft_config_unmet(const char *setting, uint64_t *met, char *out, size_t size)
+int weft_config_unmet(const char *setting, uint64_t met, const char *hint,
+                      struct weft_device_info *list, int max, int n)
 {
     int i = 0;
     for (const char *at = weft_config_str(setting); *at && i < 64; i++) {
+        struct weft_device_info info = {.numa = -1, .summary = "not there"};
         struct item item = next_item(&at);
-        if (item.len == 0 || *met >> i & 1)
+        if (item.len == 0 || met >> i & 1)
             continue;
-        *met |= UINT64_C(1) << i;
-        snprintf(out, size, "%s%.*s", item.excludes ? "^" : "", (int)item.len, item.name);
-        return 1;
+        snprintf(info.name, sizeof info.name, "%s%.*s", item.excludes ? "^" : "", (int)item.len,
+                 item.name);
+        snprintf(info.reason, sizeof info.reason, "nothing is called %s, as %s=%s says (%s)",
+                 info.name, setting, weft_config_str(setting), hint);
+        if (n < max)
+            list[n] = info;
+        n++;
     }
-    return 0;
+    return n;
 }
 
 int weft__config_check(void)

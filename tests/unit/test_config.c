@@ -212,13 +212,18 @@ static void lists_choose_devices(void **state)
     for (size_t i = 0; i < WEFT__ARRAY_LEN(lists); i++) {
         assert_int_equal(weft_config_set("WEFT_VERBS_DEVICES", lists[i].list), 0);
         uint64_t met = 0;
-        char item[8];
+        struct weft_device_info unmet[3];
+        int n = 0;
         assert_int_equal(weft_config_selects("WEFT_VERBS_DEVICES", names, 2, &met), lists[i].chosen);
-        for (int k = 0; lists[i].unmet[k]; k++) {
-            assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", &met, item, sizeof item), 1);
-            assert_string_equal(item, lists[i].unmet[k]);
+        while (lists[i].unmet[n])
+            n++;
+        assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", met, "a hint", unmet, 3, 0), n);
+        for (int k = 0; k < n; k++) {
+            assert_string_equal(unmet[k].name, lists[i].unmet[k]);
+            assert_int_equal(unmet[k].usable, 0);
+            assert_non_null(strstr(unmet[k].reason, "a hint"));
         }
-        assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", &met, item, sizeof item), 0);
+        assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", met, "", unmet, 0, 5), 5 + n);
     }
     weft_config_set("WEFT_VERBS_DEVICES", NULL);
 }

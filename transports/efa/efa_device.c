@@ -124,19 +124,6 @@ static void describe(const struct fi_info *info, struct weft_device_info *device
     }
 }
 
-/* What the user lists, and none of the provider's devices has as its name. */
-static void add_unmet(struct list *all, uint64_t met)
-{
-    struct weft_device_info device = {.numa = -1};
-    snprintf(device.summary, sizeof device.summary, "not there");
-    while (weft_config_unmet("WEFT_EFA_DEVICES", &met, device.name, sizeof device.name)) {
-        snprintf(device.reason, sizeof device.reason,
-                 "no device of the provider is called %s, as WEFT_EFA_DEVICES=%s says (weft_info -v without it lists them)",
-                 device.name, weft_config_str("WEFT_EFA_DEVICES"));
-        add(all, &device);
-    }
-}
-
 /* False: the provider has no device at all. In *met the items of the user's list that one is called. */
 static bool list_own(const struct efa_lib *lib, const char *provider, struct list *all,
                      uint64_t *met)
@@ -249,7 +236,7 @@ int efa_probe(struct weft_device_info *list, int max)
     if (all.n == 0)
         none_of(lib, provider, &all);
     if (any)
-        add_unmet(&all, met);
+        all.n = weft_config_unmet("WEFT_EFA_DEVICES", met, "weft_info -v lists them where it is not set", list, max, all.n);
     list_others(lib, provider, &all);
     return all.n;
 }

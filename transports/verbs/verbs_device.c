@@ -261,22 +261,6 @@ static int probe_device(const struct verbs_lib *lib, struct ibv_device *device,
     return n;
 }
 
-/* What the user lists, and nothing has as its name, behind the n that are listed. */
-static int add_unmet(struct weft_device_info *list, int max, int n, uint64_t met)
-{
-    struct weft_device_info info = {.numa = -1};
-    snprintf(info.summary, sizeof info.summary, "not there");
-    while (weft_config_unmet("WEFT_VERBS_DEVICES", &met, info.name, sizeof info.name)) {
-        snprintf(info.reason, sizeof info.reason,
-                 "no device or port is called %s, as WEFT_VERBS_DEVICES=%s says (ibv_devices lists them)",
-                 info.name, weft_config_str("WEFT_VERBS_DEVICES"));
-        if (n < max)
-            list[n] = info;
-        n++;
-    }
-    return n;
-}
-
 int verbs_probe(struct weft_device_info *list, int max)
 {
     const struct verbs_lib *lib = verbs_lib();
@@ -290,7 +274,7 @@ int verbs_probe(struct weft_device_info *list, int max)
     if (devices)
         lib->free_device_list(devices);
     if (ndevices > 0)
-        n = add_unmet(list, max, n, met);
+        n = weft_config_unmet("WEFT_VERBS_DEVICES", met, "ibv_devices lists them", list, max, n);
     if (n == 0)
         weft_fail(WEFT_ENODEV,
                   ndevices > 0 ? "verbs: WEFT_VERBS_DEVICES=%s leaves none of %d RDMA devices "

@@ -352,8 +352,10 @@ WEFT_API const char *weft_config_str(const char *name);
  * one. It goes by any of n names. 1 or 0. In *met, which begins as 0, it notes which of the first 64 items were one of them.
  */
 WEFT_API int weft_config_selects(const char *setting, const char *const *names, int n, uint64_t *met);
-/* An item that was none of them, to `name`, with its ^, and noted. 1; 0: there are no more. */
-WEFT_API int weft_config_unmet(const char *setting, uint64_t *met, char *name, size_t size);
+/* For a probe: the items that are not in `met`, each as a device (with its ^) that cannot be used and why, behind the n of the
+ * list, which has room for max. hint: what lists the devices. How many there are then, as probe returns it. */
+WEFT_API int weft_config_unmet(const char *setting, uint64_t met, const char *hint,
+                               struct weft_device_info *list, int max, int n);
 
 /*
  * A vendor's library, opened when it is first needed and never closed, so that pointers into it stay good. Static
