@@ -164,10 +164,10 @@ static inline int weft__remote_check(const struct weft_remote *remote, struct we
 static inline bool weft__remote_alike(const struct weft_remote *remote,
                                       const struct weft_remote *model, uint64_t *addr, uint64_t *len)
 {
-    const uint8_t *at = remote->bytes;
+    const uint8_t *at = remote->bytes, *as = model->bytes;
     *addr = weft__le64(at + 8);
     *len = weft__le64(at + 16);
-    return memcmp(at, model->bytes, 8) == 0 && memcmp(at + 24, model->bytes + 24, 8) == 0 &&
+    return weft__le64(at) == weft__le64(as) && weft__le64(at + 24) == weft__le64(as + 24) &&
            *addr + *len >= *addr;
 }
 

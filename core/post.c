@@ -176,31 +176,38 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
 #define LIST_FROM 4 /* pieces */
 
 /* All that fill_piece says of the first piece holds of those that differ from it in their places only. */
-static size_t fill_list(const struct weft__op *op, const struct weft__mapped *mapped,
-                        const void *arg, struct weft_gpu_copy *list, uint64_t *bytes)
+static WEFT__APART size_t fill_list(const struct weft__op *op, const struct weft__mapped *mapped,
+                                    const void *arg, struct weft_gpu_copy *list, uint64_t *bytes)
 {
     const struct weft_xfer *x = arg;
-    const struct weft_remote *model = &x->remote[0];
+    const struct weft_remote model = x->remote[0];
+    const weft_mem_t mem = x->local[0].mem;
+    const uint64_t near = (uintptr_t)op->one.reg->addr, near_len = op->one.reg->len;
+    const uint64_t far = mapped->from, far_len = mapped->to - mapped->from;
+    const uint64_t there = (uintptr_t)mapped->addr - op->one.raddr; /* of a place at the peer */
+    const uint64_t *offsets = x->remote_offset;
+    const size_t n = x->nlocal;
+    const bool write = op->kind == WEFT__OP_WRITE;
     uint64_t total = 0;
-    for (size_t i = 0; i < x->nlocal; i++) {
-        const struct weft_local *local = &x->local[i];
-        uint64_t addr, len, offset = x->remote_offset ? x->remote_offset[i] : 0;
-        if (local->mem != x->local[0].mem || local->len == 0 ||
-            !weft__remote_alike(&x->remote[i], model, &addr, &len) || offset > len ||
-            local->len > len - offset || local->len > WEFT__MAPPED_MOST - total ||
-            !weft__reg_contains(op->one.reg, local->addr, local->len))
+    for (size_t i = 0; i < n; i++) { /* what it needs is not read again: the list could be any of it */
+        void *const addr = x->local[i].addr;
+        const uint64_t len = x->local[i].len, offset = offsets ? offsets[i] : 0;
+        uint64_t at, most;
+        if (!weft__remote_alike(&x->remote[i], &model, &at, &most) || x->local[i].mem != mem ||
+            len == 0 || len > WEFT__MAPPED_MOST - total || offset > most || len > most - offset)
             return 0;
-        addr += offset;
-        if (addr < mapped->from || addr > mapped->to || local->len > mapped->to - addr)
+        at += offset;
+        if (!weft__contains(near, near_len, (uintptr_t)addr, len) ||
+            !weft__contains(far, far_len, at, len))
             return 0;
-        void *there = (void *)((uintptr_t)mapped->addr + (addr - op->one.raddr));
-        list[i] = op->kind == WEFT__OP_WRITE
-                      ? (struct weft_gpu_copy){there, local->addr, local->len}
-                      : (struct weft_gpu_copy){local->addr, there, local->len};
-        total += local->len;
+        void *const peer = (void *)(uintptr_t)(there + at);
+        list[i].dst = write ? peer : addr;
+        list[i].src = write ? addr : peer;
+        list[i].len = len;
+        total += len;
     }
     *bytes = total;
-    return x->nlocal;
+    return n;
 }
 
 /* False: it has to be filled, and begun, piece by piece. Endpoint lock held. */
@@ -240,13 +247,24 @@ static void parts_undo(struct weft__endpoint *ep, struct parts *p)
     free(p->bounce);
 }
 
+/* So many pieces, from the first on, that nothing has to be found out about: all of most lists. */
+static size_t all_in_mems(const struct weft_xfer *x)
+{
+    const struct weft_local *local = x->local;
+    const size_t n = x->op == WEFT_XFER_SEND ? 0 : x->nlocal;
+    size_t i = 0;
+    while (i < n && local[i].mem)
+        i++;
+    return i;
+}
+
 /* Whose memory the local pieces are. That of mems is known; a message's payload is needed before mems are looked up. */
 static int find_gpus(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
 {
     int rc = x->notify ? weft__mem_check_host(ep, x->notify, "a notification") : 0;
     if (rc == 0 && x->result)
         rc = weft__mem_check_host(ep, x->result, "the result of an ADD");
-    for (size_t i = 0; rc == 0 && i < x->nlocal; i++) {
+    for (size_t i = all_in_mems(x); rc == 0 && i < x->nlocal; i++) {
         uint16_t gpu = 0;
         if (x->local[i].len && (x->op == WEFT_XFER_SEND || !x->local[i].mem))
             rc = weft__mem_gpu(ep, x->local[i].addr, &gpu);
