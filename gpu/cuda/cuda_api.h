@@ -55,6 +55,16 @@ struct cuda_access {
     int may;
 };
 
+/* CUDA_KERNEL_NODE_PARAMS_v2 */
+struct cuda_kernel_node {
+    void *kernel;
+    unsigned blocks[3], threads[3];
+    unsigned shared_bytes;
+    void **args, **extra;
+    void *library_kernel; /* if there is no kernel */
+    cuda_ctx_t ctx;
+};
+
 /* CUmemAllocationProp: of cuMemCreate, which tests call */
 struct cuda_segment_prop {
     int type, handles; /* CUDA_SEGMENT_PINNED; the kinds that it can be exported as */
@@ -118,9 +128,23 @@ enum { CUDA_SEGMENT_PINNED = 1 };
     XX(range_unmap, cuMemUnmap, (cuda_addr, size_t))                                              \
     XX(range_allow, cuMemSetAccess, (cuda_addr, size_t, const struct cuda_access *, size_t))
 
+/* The same; what a driver may lack: they are of 12.0. */
+#define CUDA_GRAPH_FUNCTIONS(XX)                                                                  \
+    XX(graph_create, cuGraphCreate, (void **, unsigned))                                          \
+    XX(graph_destroy, cuGraphDestroy, (void *))                                                   \
+    XX(graph_add_kernel, cuGraphAddKernelNode_v2,                                                 \
+       (void **, void *, void *const *, size_t, const struct cuda_kernel_node *))                 \
+    XX(graph_instantiate, cuGraphInstantiateWithFlags, (void **, void *, unsigned long long))     \
+    XX(exec_destroy, cuGraphExecDestroy, (void *))                                                \
+    XX(exec_upload, cuGraphUpload, (void *, cuda_stream_t))                                       \
+    XX(exec_set_kernel, cuGraphExecKernelNodeSetParams_v2,                                        \
+       (void *, void *, const struct cuda_kernel_node *))                                         \
+    XX(exec_launch, cuGraphLaunch, (void *, cuda_stream_t))
+
 struct cuda_api {
 #define CUDA_MEMBER(member, symbol, parameters) int(*member) parameters;
     CUDA_FUNCTIONS(CUDA_MEMBER)
+    CUDA_GRAPH_FUNCTIONS(CUDA_MEMBER)
 #undef CUDA_MEMBER
 };
 

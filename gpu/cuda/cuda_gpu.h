@@ -35,6 +35,12 @@ int cuda_fail(int result, const char *what);
 /* Is this the context in which this backend uses the device? */
 bool cuda_is_primary(const struct cuda_ctx *ctx, int ordinal);
 
+/* --- cuda_graph.c: for the table of gpu/vendor --- */
+
+int cuda_graph_make(void **graph, void *kernel, uint32_t threads, const void *args, void *stream);
+int cuda_graph_launch(void *graph, uint32_t blocks, const void *args, void *stream);
+void cuda_graph_unmake(void *graph);
+
 /* --- cuda_query.c --- */
 
 weft_gpu_query_fn cuda_query;

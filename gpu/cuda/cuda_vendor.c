@@ -307,4 +307,7 @@ const struct vendor cuda_vendor = {
     .module_unload = module_unload,
     .module_kernel = module_kernel,
     .launch = launch,
+    .graph_make = cuda_graph_make,
+    .graph_launch = cuda_graph_launch,
+    .graph_unmake = cuda_graph_unmake,
 };

@@ -55,6 +55,7 @@ static void unmake(struct vendor_gpu *gpu)
 {
     vendor_copy_end(gpu);
     vendor_words_unmake(gpu);
+    vendor_graphs_unmake(gpu);
     vendor_kernels_unload(gpu);
     for (int i = 0; i < VENDOR_WAYS; i++)
         if (gpu->ways[i].stream)
@@ -81,6 +82,8 @@ static int make(struct vendor_gpu *gpu)
             unfit = vendor_kernels_load(gpu);
         if (result == 0)
             vendor_words_make(gpu);
+        if (result == 0)
+            vendor_graphs_make(gpu);
         vendor_leave(gpu);
         if (unfit) {
             vendor_fail(vendor, unfit, "Weft's kernels are not for this device");

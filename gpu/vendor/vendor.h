@@ -87,6 +87,11 @@ struct vendor {
     /* args: one struct, by value to the kernel */
     int (*launch)(void *kernel, uint32_t blocks, uint32_t threads, uint32_t shared_bytes,
                   void *stream, const void *args);
+    /* NULL, the library has none of it: the kernel in blocks of so many threads, as a graph that is launched on this stream again
+     * and again, with other arguments each time. A launch of it takes the library half as long (vendor_kernel.c). */
+    int (*graph_make)(void **graph, void *kernel, uint32_t threads, const void *args, void *stream);
+    int (*graph_launch)(void *graph, uint32_t blocks, const void *args, void *stream);
+    void (*graph_unmake)(void *graph);
 };
 
 enum { VENDOR_COPY, VENDOR_KERNELS };
@@ -114,6 +119,7 @@ struct weft_gpu_job {
  * asked for others now and then only. */
 struct vendor_way {
     void *stream;
+    void *graph;                       /* of VENDOR_COPY; NULL: there is none */
     uint32_t written;                  /* its word, once all of it is done */
     struct weft_gpu_job *first, *last; /* under way; none where words are written */
 };
@@ -182,6 +188,8 @@ void vendor_words_make(struct vendor_gpu *gpu);
 void vendor_words_unmake(struct vendor_gpu *gpu);
 /* To the job: its way's next word, behind what is on the stream. The gpu's lock held, in the context. The library's result. */
 int vendor_word_write(struct vendor_gpu *gpu, struct weft_gpu_job *job);
+/* All that was on the way is done, as its word tells; false where words are not written. The gpu's lock held. */
+bool vendor_word_idle(const struct vendor_gpu *gpu, int way);
 /* Has it been written? VENDOR_EBUSY: not yet; else the library's result. */
 int vendor_word_query(struct vendor_gpu *gpu, struct weft_gpu_job *job);
 

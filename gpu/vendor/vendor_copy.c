@@ -95,7 +95,7 @@ static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n
     struct vendor_way *way = &gpu->ways[job->way];
     int result = 0;
     if (vendor_kernel_fits(gpu, list, n, flags))
-        result = vendor_kernel_copy(gpu, list, n, way->stream);
+        result = vendor_kernel_copy(gpu, list, n, job->way);
     else
         for (int i = 0; i < n && result == 0; i++)
             if (list[i].len)

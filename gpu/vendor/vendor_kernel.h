@@ -15,12 +15,14 @@
 
 /* What of the image the device can run; there may be none. Else the library's result, and the device has none. */
 int vendor_kernels_load(struct vendor_gpu *gpu);
+/* Graphs for the ways, which have words, if the library has such. Those of it that cannot be made are not missed. */
+void vendor_graphs_make(struct vendor_gpu *gpu);
+void vendor_graphs_unmake(struct vendor_gpu *gpu);
 void vendor_kernels_unload(struct vendor_gpu *gpu);
 /* Are these copies for the kernel? */
 bool vendor_kernel_fits(const struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,
                         uint32_t flags);
-/* Queued on the stream, all of them. The library's result. */
-int vendor_kernel_copy(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n,
-                       void *stream);
+/* Queued on the way's stream, all of them. The gpu's lock held. The library's result. */
+int vendor_kernel_copy(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n, int way);
 
 #endif

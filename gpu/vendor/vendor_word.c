@@ -84,6 +84,11 @@ int vendor_word_write(struct vendor_gpu *gpu, struct weft_gpu_job *job)
     return result;
 }
 
+bool vendor_word_idle(const struct vendor_gpu *gpu, int way)
+{
+    return gpu->words && value_of(&gpu->words[way]) == gpu->ways[way].written;
+}
+
 /* Numbers of a way go up by one, and wrap. */
 static bool has_come(const struct vendor_gpu *gpu, const struct weft_gpu_job *job)
 {

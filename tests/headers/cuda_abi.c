@@ -51,6 +51,10 @@ EQUAL(sizeof(struct cuda_segment_prop), sizeof(CUmemAllocationProp));
 EQUAL(offsetof(struct cuda_segment_prop, handles),
       offsetof(CUmemAllocationProp, requestedHandleTypes));
 EQUAL(offsetof(struct cuda_segment_prop, at_device), offsetof(CUmemAllocationProp, location.id));
+EQUAL(sizeof(struct cuda_kernel_node), sizeof(CUDA_KERNEL_NODE_PARAMS));
+EQUAL(offsetof(struct cuda_kernel_node, threads), offsetof(CUDA_KERNEL_NODE_PARAMS, blockDimX));
+EQUAL(offsetof(struct cuda_kernel_node, args), offsetof(CUDA_KERNEL_NODE_PARAMS, kernelParams));
+EQUAL(offsetof(struct cuda_kernel_node, ctx), offsetof(CUDA_KERNEL_NODE_PARAMS, ctx));
 EQUAL(sizeof(uint64_t), sizeof(CUmemGenericAllocationHandle));
 EQUAL(CUDA_IPC_BYTES, CU_IPC_HANDLE_SIZE);
 EQUAL(sizeof(struct cuda_ipc), sizeof(CUipcMemHandle));
@@ -62,6 +66,6 @@ EQUAL(sizeof(int), sizeof(CUpointer_attribute));
 /* Declared, or this does not compile. */
 const void *const names[] = {
 #define NAME(member, symbol, parameters) (const void *)symbol,
-    CUDA_FUNCTIONS(NAME)
+    CUDA_FUNCTIONS(NAME) CUDA_GRAPH_FUNCTIONS(NAME)
 #undef NAME
 };

@@ -15,6 +15,8 @@
 extern const struct weft_gpu_backend weft_gpu_cuda, weft_gpu_hip;
 int cuInit(unsigned flags);
 int fake_cuda_asked(void);
+int fake_cuda_graphs(void);
+int fake_cuda_graph_launches(void);
 int fake_cuda_launches(void);
 int fake_cuda_modules(void);
 int fake_cuda_pinned(void);
@@ -225,6 +227,72 @@ static void what_is_many_and_short_is_one_launch(void **state)
     assert_int_equal(fake_cuda_modules(), 0);
 }
 
+/* The first launch on a way that has nothing else to do is a graph's, where the driver has such; what it does not do a plain one
+ * does. */
+static void a_launch_alone_is_a_graph(void **state)
+{
+    (void)state;
+    const int each = 2; /* the graph, and what is launched of it */
+    const bool cuda = strcmp(test_gpu(), "cuda") == 0;
+    struct weft_gpu *gpu = open_with("");
+    int ways = cuda ? VENDOR_WAYS : 0, before = fake_cuda_graph_launches();
+    assert_int_equal(fake_cuda_graphs(), ways * each);
+    for (int i = 0; i < 3 * VENDOR_WAYS; i++) /* long ones and short ones, each time other addresses */
+        assert_int_equal(launches_of(gpu, 100 + i % 29, i % 2 ? 5000 : 100, WEFT_GPU_REACHED), 1);
+    assert_int_equal(launches_of(gpu, 300, 1000, WEFT_GPU_REACHED), 3);
+    assert_int_equal(fake_cuda_graph_launches() - before, cuda ? 3 * VENDOR_WAYS + 1 : 0);
+    OPS->close(gpu);
+    assert_int_equal(fake_cuda_graphs(), 0);
+
+    static const char *const lacks[] = {"graphs=0", "words=0", "kernels=0"};
+    for (size_t i = 0; i < 3; i++) {
+        gpu = open_with(lacks[i]);
+        before = fake_cuda_graph_launches();
+        assert_int_equal(fake_cuda_graphs(), 0);
+        assert_int_equal(launches_of(gpu, 100, 5000, WEFT_GPU_REACHED), i < 2);
+        assert_int_equal(fake_cuda_graph_launches(), before);
+        OPS->close(gpu);
+    }
+
+    gpu = open_with("graphs=1");
+    for (int i = 1; i <= 2 * VENDOR_LONG_WAYS; i++) { /* each is given up when it fails */
+        assert_int_equal(launches_of(gpu, 100, 5000, WEFT_GPU_REACHED), 1);
+        if (cuda)
+            assert_int_equal(fake_cuda_graphs(),
+                             each * (i < VENDOR_LONG_WAYS ? VENDOR_WAYS - i : VENDOR_BRIEF_WAYS));
+    }
+    OPS->close(gpu);
+    assert_int_equal(fake_cuda_graphs(), 0);
+}
+
+static void a_launch_behind_another_is_none(void **state)
+{
+    (void)state;
+    if (strcmp(test_gpu(), "cuda") != 0)
+        return;
+    struct weft_gpu *gpu = open_with("");
+    struct weft_gpu_job *jobs[3 * VENDOR_LONG_WAYS];
+    uint8_t *addr;
+    const uint64_t len = VENDOR_BRIEF;
+    struct weft_gpu_copy list[8]; /* enough for a kernel */
+    int before = fake_cuda_graph_launches(), all = fake_cuda_launches();
+    WEFT_OK(OPS->alloc(gpu, 2 * len * ARRAY_LEN(list), (void **)&addr));
+    for (size_t i = 0; i < ARRAY_LEN(list); i++)
+        list[i] = (struct weft_gpu_copy){addr + 2 * i * len, addr + (2 * i + 1) * len, len};
+    setenv("FAKE_CUDA", "delay=1000000", 1); /* nothing is done */
+    assert_int_equal(cuInit(0), 0);
+    for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
+        WEFT_OK(OPS->copy_start(gpu, list, ARRAY_LEN(list), WEFT_GPU_REACHED, &jobs[i]));
+    assert_int_equal(fake_cuda_launches() - all, ARRAY_LEN(jobs));
+    assert_int_equal(fake_cuda_graph_launches() - before, VENDOR_LONG_WAYS);
+    setenv("FAKE_CUDA", "", 1);
+    assert_int_equal(cuInit(0), 0);
+    for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
+        assert_int_equal(end_of(gpu, jobs[i]), 1);
+    OPS->free(gpu, addr);
+    OPS->close(gpu);
+}
+
 /* The driver writes a word behind copies, which needs no asking; AMD's runtime is asked. So is a driver that writes none. */
 static void who_hears_of_the_end(void **state)
 {
@@ -400,6 +468,8 @@ int main(void)
         cmocka_unit_test(a_device_that_is_lost),
         cmocka_unit_test(a_device_that_is_lost_during_a_copy),
         cmocka_unit_test(what_is_many_and_short_is_one_launch),
+        cmocka_unit_test(a_launch_alone_is_a_graph),
+        cmocka_unit_test(a_launch_behind_another_is_none),
         cmocka_unit_test(who_hears_of_the_end),
         cmocka_unit_test(words_that_come_late),
         cmocka_unit_test(short_copies_have_streams_of_their_own),

@@ -26,6 +26,7 @@
 #pragma GCC visibility push(default)
 #define DECLARE(member, symbol, parameters) int symbol parameters;
 CUDA_FUNCTIONS(DECLARE)
+CUDA_GRAPH_FUNCTIONS(DECLARE)
 /* which tests ask for */
 int cuMemGetInfo_v2(size_t *bytes, size_t *total);
 int cuMemCreate(uint64_t *handle, size_t len, const struct cuda_segment_prop *prop,
@@ -53,7 +54,7 @@ struct alloc {
 
 struct settings {
     unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift,
-        bytes, words;
+        bytes, words, graphs;
     size_t memory;
     const struct settings *older;
 };
@@ -66,6 +67,7 @@ static const struct settings preset = {.devices = 1,
                                        .kernels = 1,
                                        .bytes = 1,
                                        .words = 1,
+                                       .graphs = 2,
                                        .memory = (size_t)1 << 30};
 /* Read at any time, also while the driver is started again. */
 static _Atomic(const struct settings *) set = &preset;
@@ -118,6 +120,8 @@ static void read_settings(void)
             now.bytes = (unsigned)value;
         else if (!strncmp(item, "words=", 6))
             now.words = (unsigned)value;
+        else if (!strncmp(item, "graphs=", 7))
+            now.graphs = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -866,6 +870,117 @@ int cuLaunchKernel(void *kernel, unsigned bx, unsigned by, unsigned bz, unsigned
     pthread_mutex_unlock(&lock);
     return rc;
 }
+
+/* --- graphs, of one kernel each --------------------------------------------------------------------------- */
+
+struct cuda_graph {
+    struct cuda_kernel_node node;
+    struct weft_copy_args args; /* a copy, as the driver's */
+    const struct cuda_graph *of; /* what it was made from, if it is to be launched */
+};
+static unsigned graphs, graph_launches;
+
+int cuGraphCreate(void **out, unsigned flags)
+{
+    if (flags)
+        return VENDOR_EINVAL;
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    *out = set->graphs ? calloc(1, sizeof(struct cuda_graph)) : NULL;
+    pthread_mutex_lock(&lock);
+    graphs += *out != NULL;
+    pthread_mutex_unlock(&lock);
+    return *out ? VENDOR_OK : VENDOR_ENOMEM;
+}
+
+int cuGraphDestroy(void *graph)
+{
+    pthread_mutex_lock(&lock);
+    graphs--;
+    pthread_mutex_unlock(&lock);
+    free(graph);
+    return VENDOR_OK;
+}
+
+static int set_node(struct cuda_graph *graph, const struct cuda_kernel_node *node)
+{
+    if (node->kernel != &the_kernel || node->library_kernel || node->ctx)
+        return VENDOR_EINVAL;
+    graph->node = *node;
+    memcpy(&graph->args, node->args[0], sizeof graph->args);
+    return VENDOR_OK;
+}
+
+int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *behind, size_t n,
+                            const struct cuda_kernel_node *node)
+{
+    *out = graph; /* it has no other */
+    return behind || n ? VENDOR_EINVAL : set_node(graph, node);
+}
+
+int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags)
+{
+    int rc = flags ? VENDOR_EINVAL : cuGraphCreate(out, 0);
+    if (rc == VENDOR_OK) {
+        memcpy(*out, graph, sizeof(struct cuda_graph));
+        ((struct cuda_graph *)*out)->of = graph;
+    }
+    return rc;
+}
+
+int cuGraphExecDestroy(void *exec)
+{
+    return cuGraphDestroy(exec);
+}
+
+int cuGraphUpload(void *exec, cuda_stream_t stream)
+{
+    return exec && stream ? VENDOR_OK : VENDOR_EINVAL;
+}
+
+int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const struct cuda_kernel_node *what)
+{
+    struct cuda_graph *graph = exec;
+    return graph->of == node ? set_node(graph, what) : VENDOR_EINVAL;
+}
+
+int cuGraphLaunch(void *exec, cuda_stream_t stream)
+{
+    struct cuda_graph *graph = exec;
+    const struct cuda_kernel_node *node = &graph->node;
+    void *args[] = {&graph->args};
+    if (set->graphs < 2)
+        return VENDOR_EUNSUPPORTED;
+    pthread_mutex_lock(&lock);
+    graph_launches++;
+    pthread_mutex_unlock(&lock);
+    return cuLaunchKernel(node->kernel, node->blocks[0], node->blocks[1], node->blocks[2],
+                          node->threads[0], node->threads[1], node->threads[2], node->shared_bytes,
+                          stream, args, node->extra);
+}
+
+__attribute__((visibility("default"))) int fake_cuda_graphs(void);
+__attribute__((visibility("default"))) int fake_cuda_graph_launches(void);
+
+/* That are there now, and what was made of them to be launched. */
+int fake_cuda_graphs(void)
+{
+    pthread_mutex_lock(&lock);
+    int n = (int)graphs;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* Among fake_cuda_launches. */
+int fake_cuda_graph_launches(void)
+{
+    pthread_mutex_lock(&lock);
+    int n = (int)graph_launches;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+/* --- what tests ask for ------------------------------------------------------------------------------------ */
 
 __attribute__((visibility("default"))) int fake_cuda_asked(void);
 __attribute__((visibility("default"))) int fake_cuda_launches(void);
