@@ -21,6 +21,9 @@
 #define YIELD_AFTER_NS 500000
 /* With progress threads: how long one turn sleeps for an operation. */
 #define SLEEP_MS 1
+/* Operations of so many bytes are taken in the order in which they end: lanes and conns do not end theirs in turn, and to wait
+ * for the oldest would leave fewer under way than were asked for. To ask for each takes less than they do. */
+#define ANY_ORDER_FROM ((uint64_t)64 << 10)
 
 static const enum weft_xfer_op xfer_ops[PERF_TESTS] = {
     WEFT_XFER_WRITE, WEFT_XFER_READ, WEFT_XFER_SEND, WEFT_XFER_NOTIFY, WEFT_XFER_ADD,
@@ -47,7 +50,7 @@ static uint32_t in_turn(uint64_t i, uint32_t n)
 static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_ring *ring,
                                  uint64_t i)
 {
-    return &ring->slots[in_turn(i, w->run.layout.slots)];
+    return &ring->slots[ring->order[in_turn(i, w->run.layout.slots)]];
 }
 
 /* What all operations of a run have in common. */
@@ -122,13 +125,13 @@ static int post_more(struct perf_worker *w)
     return 0;
 }
 
-/* Has the op ended? 1, 0, or -1 after perf_fail. With progress threads it sleeps for it. */
-static int op_ended(const struct perf_worker *w, weft_op_t op, const char *what,
+/* Has the op ended? 1, 0, or -1 after perf_fail. With progress threads it sleeps for it, if it is the oldest. */
+static int op_ended(const struct perf_worker *w, weft_op_t op, bool oldest, const char *what,
                     struct weft_op_status *status)
 {
     int rc;
     if (w->sleep_ms) {
-        rc = weft_op_wait(op, w->sleep_ms, status);
+        rc = weft_op_wait(op, oldest ? w->sleep_ms : 0, status);
         rc = rc == 0 ? 1 : rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN ? 0 : rc;
     } else {
         rc = weft_op_poll(op, status);
@@ -148,20 +151,40 @@ static uint64_t may_have_ended(const struct perf_worker *w)
     return w->mine.posted - answer_follows;
 }
 
+/* Operation i, which has ended: its slot is the next to be used again, in the place of the oldest. */
+static void take_mine(struct perf_worker *w, uint64_t i, uint64_t now)
+{
+    uint32_t *at = &w->mine.order[in_turn(i, w->run.layout.slots)];
+    uint32_t *oldest = &w->mine.order[in_turn(w->mine.done, w->run.layout.slots)], slot = *at;
+    *at = *oldest;
+    *oldest = slot;
+    if (!w->run.pingpong)
+        perf_hist_add(&w->hist, now - w->mine.slots[slot].posted_at);
+    if (++w->mine.done == w->run.iters)
+        w->ended_ns = now;
+}
+
+/* Slots of writes and reads are alike, so that any may be used again; of additions each has its sum. */
+static bool in_any_order(const struct perf_worker *w)
+{
+    return (w->run.test == PERF_WRITE || w->run.test == PERF_READ) &&
+           w->run.layout.bytes * w->run.layout.iovs >= ANY_ORDER_FROM;
+}
+
 static int collect_mine(struct perf_worker *w)
 {
     struct weft_op_status status;
+    const char *name = perf_test_name(w->run.test);
+    const bool any = in_any_order(w);
     uint64_t now = 0;
-    while (w->mine.done < may_have_ended(w)) {
-        struct perf_slot *slot = slot_at(w, &w->mine, w->mine.done);
-        int rc = op_ended(w, slot->op, perf_test_name(w->run.test), &status);
-        if (rc <= 0)
+    for (uint64_t i = w->mine.done; i < may_have_ended(w); i++) {
+        int rc = op_ended(w, slot_at(w, &w->mine, i)->op, i == w->mine.done, name, &status);
+        if (rc < 0 || (rc == 0 && !any))
             return rc;
+        if (rc == 0)
+            continue;
         now = now ? now : now_ns();
-        if (!w->run.pingpong)
-            perf_hist_add(&w->hist, now - slot->posted_at);
-        if (++w->mine.done == w->run.iters)
-            w->ended_ns = now;
+        take_mine(w, i, now);
     }
     return 0;
 }
@@ -187,7 +210,7 @@ static int collect_recvs(struct perf_worker *w)
     uint64_t want = w->run.layout.bytes * w->run.layout.iovs;
     while (w->recvs.done < w->recvs.posted) {
         struct perf_slot *slot = slot_at(w, &w->recvs, w->recvs.done);
-        int rc = op_ended(w, slot->op, "receive", &status);
+        int rc = op_ended(w, slot->op, true, "receive", &status);
         if (rc <= 0)
             return rc;
         w->wrong_length += status.bytes != want;
@@ -364,9 +387,10 @@ static int ring_open(const struct perf_worker *w, struct perf_ring *ring,
     const struct perf_layout *l = &w->run.layout;
     uint64_t pieces = (uint64_t)l->slots * l->iovs;
     *ring = (struct perf_ring){.slots = calloc(l->slots, sizeof *ring->slots),
+                               .order = calloc(l->slots, sizeof *ring->order),
                                .locals = calloc(pieces, sizeof *ring->locals),
                                .offsets = calloc(pieces, sizeof *ring->offsets)};
-    if (!ring->slots || !ring->locals || !ring->offsets)
+    if (!ring->slots || !ring->order || !ring->locals || !ring->offsets)
         return perf_fail("no memory for %" PRIu64 " pieces", pieces);
     for (uint64_t i = 0; i < pieces; i++) {
         ring->offsets[i] = i * l->stride;
@@ -374,6 +398,7 @@ static int ring_open(const struct perf_worker *w, struct perf_ring *ring,
             .addr = region->addr + ring->offsets[i], .len = l->bytes, .mem = region->mem};
     }
     for (uint32_t i = 0; i < l->slots; i++) {
+        ring->order[i] = i;
         ring->slots[i].local = ring->locals + (uint64_t)i * l->iovs;
         ring->slots[i].offset = ring->offsets + (uint64_t)i * l->iovs;
     }
@@ -383,6 +408,7 @@ static int ring_open(const struct perf_worker *w, struct perf_ring *ring,
 static void ring_close(struct perf_ring *ring)
 {
     free(ring->slots);
+    free(ring->order);
     free(ring->locals);
     free(ring->offsets);
     *ring = (struct perf_ring){0};

@@ -33,9 +33,10 @@ struct perf_slot {
     uint64_t *offset;
 };
 
-/* Operations of one direction, posted and taken in the order of their slots. */
+/* Operations of one direction, `posted - done` of them under way. Operation i has slot order[i modulo their number]. */
 struct perf_ring {
     struct perf_slot *slots;
+    uint32_t *order;
     struct weft_local *locals; /* all slots' */
     uint64_t *offsets;         /* all slots' */
     uint64_t posted, done;
