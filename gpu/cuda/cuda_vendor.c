@@ -38,9 +38,23 @@ static void detach(struct vendor_gpu *gpu)
     cuda_table.ctx_release(gpu->device);
 }
 
+/* Of the thread, what it is going to be, or was; enter and leave do not nest. */
+static __thread int mode = CUDA_THREAD_RELAXED;
+
+/* The application may be capturing streams into a graph, by this thread or another (torch: for all threads). Without this the driver
+ * would refuse to say whether ours are done, and break the capture. What is done here is on no stream of a capture. */
+static void swap_mode(void)
+{
+    cuda_table.thread_mode(&mode);
+}
+
 static int enter(const struct vendor_gpu *gpu)
 {
-    return cuda_table.ctx_push(gpu->ctx);
+    swap_mode();
+    int result = cuda_table.ctx_push(gpu->ctx);
+    if (result)
+        swap_mode();
+    return result;
 }
 
 static void leave(const struct vendor_gpu *gpu)
@@ -48,6 +62,7 @@ static void leave(const struct vendor_gpu *gpu)
     cuda_ctx_t ctx;
     (void)gpu;
     cuda_table.ctx_pop(&ctx);
+    swap_mode();
 }
 
 static int stream_create(void **stream)
@@ -100,7 +115,10 @@ static int event_record(void *event, void *stream)
 
 static int event_query(void *event)
 {
-    return cuda_table.event_query(event);
+    swap_mode(); /* not between enter and leave */
+    int result = cuda_table.event_query(event);
+    swap_mode();
+    return result;
 }
 
 static int copy(uintptr_t dst, uintptr_t src, size_t len, void *stream)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 static __thread int before; /* the thread's device; enter and leave do not nest */
+static __thread int mode = HIP_THREAD_RELAXED; /* what it is going to be, or was */
 
 static const char *text(int result)
 {
@@ -23,11 +24,21 @@ static void detach(struct vendor_gpu *gpu)
     (void)gpu;
 }
 
+/* As gpu/cuda does, so that captures of the application's go on. */
+static void swap_mode(void)
+{
+    if (hip_table.thread_mode)
+        hip_told(hip_table.thread_mode(&mode));
+}
+
 static int enter(const struct vendor_gpu *gpu)
 {
+    swap_mode();
     int result = hip_told(hip_table.device_now(&before));
     if (result == 0 && before != gpu->device)
         result = hip_told(hip_table.device_set(gpu->device));
+    if (result)
+        swap_mode();
     return result;
 }
 
@@ -35,6 +46,7 @@ static void leave(const struct vendor_gpu *gpu)
 {
     if (before != gpu->device)
         hip_told(hip_table.device_set(before));
+    swap_mode();
 }
 
 static int stream_create(void **stream)
@@ -75,7 +87,10 @@ static int event_record(void *event, void *stream)
 
 static int event_query(void *event)
 {
-    return hip_told(hip_table.event_query(event));
+    swap_mode(); /* not between enter and leave */
+    int result = hip_told(hip_table.event_query(event));
+    swap_mode();
+    return result;
 }
 
 static int copy(uintptr_t dst, uintptr_t src, size_t len, void *stream)

@@ -22,6 +22,8 @@ EQUAL(VENDOR_EREGISTERED, hipErrorHostMemoryAlreadyRegistered);
 EQUAL(VENDOR_EUNSUPPORTED, hipErrorNotSupported);
 EQUAL(HIP_DEVICE_WARP, hipDeviceAttributeWarpSize);
 EQUAL(HIP_COPY_ANY, hipMemcpyDefault);
+EQUAL(HIP_THREAD_RELAXED, hipStreamCaptureModeRelaxed);
+EQUAL(sizeof(int), sizeof(hipStreamCaptureMode));
 EQUAL(HIP_STREAM_ALONE, hipStreamNonBlocking);
 EQUAL(HIP_EVENT_NO_TIMES, hipEventDisableTiming);
 EQUAL(HIP_HOST_PORTABLE, hipHostRegisterPortable);
@@ -45,4 +47,5 @@ const void *const names[] = {
 #define NAME(member, symbol, parameters) (const void *)symbol,
     HIP_FUNCTIONS(NAME)
 #undef NAME
+    (const void *)hipThreadExchangeStreamCaptureMode,
 };

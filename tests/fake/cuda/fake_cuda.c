@@ -31,11 +31,21 @@ CUDA_GRAPH_FUNCTIONS(DECLARE)
 int cuMemGetInfo_v2(size_t *bytes, size_t *total);
 int cuMemCreate(uint64_t *handle, size_t len, const struct cuda_segment_prop *prop,
                 uint64_t flags);
+int cuStreamBeginCapture_v2(cuda_stream_t stream, int mode);
+int cuStreamEndCapture(cuda_stream_t stream, void **graph);
 #undef DECLARE
 #pragma GCC visibility pop
 
 /* What the driver says, by numbers that cuda_api.h has no need of. */
-enum { NO_CONTEXT = 201, NO_BINARY = 209, NOT_FOUND = 500, NOT_REGISTERED = 713, LOST = 719 };
+enum {
+    NO_CONTEXT = 201,
+    NO_BINARY = 209,
+    NOT_FOUND = 500,
+    NOT_REGISTERED = 713,
+    LOST = 719,
+    CAPTURED = 900,
+    BROKEN = 901
+};
 
 /* Physical memory, which is mapped where the program wants it. */
 struct segment {
@@ -87,6 +97,49 @@ static struct pin {
 } pinned[64];
 static __thread long current[16]; /* devices + 1 */
 static __thread unsigned depth;
+
+/* --- captures: nothing is captured, but a call that could wait for what is breaks it --------------------------- */
+
+static _Atomic(cuda_stream_t) captured; /* NULL: none is under way, else it is for all threads */
+static atomic_bool broken;
+static __thread int mode; /* 0: the thread is told of all captures */
+
+int cuThreadExchangeStreamCaptureMode(int *other)
+{
+    int before = mode;
+    if (*other < 0 || *other > CUDA_THREAD_RELAXED)
+        return VENDOR_EINVAL;
+    mode = *other;
+    *other = before;
+    return VENDOR_OK;
+}
+
+int cuStreamBeginCapture_v2(cuda_stream_t stream, int for_whom)
+{
+    if (for_whom || !stream || captured)
+        return VENDOR_EINVAL;
+    broken = false;
+    captured = stream;
+    return VENDOR_OK;
+}
+
+int cuStreamEndCapture(cuda_stream_t stream, void **graph)
+{
+    if (!stream || stream != captured)
+        return VENDOR_EINVAL;
+    captured = NULL;
+    *graph = NULL;
+    return broken ? BROKEN : VENDOR_OK;
+}
+
+/* Seen with the driver 580: queries, what waits, what makes or frees memory, cuGraphInstantiate. */
+static bool breaks_capture(void)
+{
+    bool breaks = captured && mode == 0;
+    if (breaks)
+        broken = true;
+    return breaks;
+}
 
 static void read_settings(void)
 {
@@ -306,6 +359,8 @@ static int drop(cuda_addr addr, bool own)
 
 int cuMemAlloc_v2(cuda_addr *addr, size_t len)
 {
+    if (breaks_capture())
+        return CAPTURED;
     int device = device_of(), rc = VENDOR_ENOMEM;
     if (device < 0)
         return NO_CONTEXT;
@@ -339,6 +394,8 @@ int cuMemGetInfo_v2(size_t *bytes, size_t *total)
 
 int cuMemFree_v2(cuda_addr addr)
 {
+    if (breaks_capture())
+        return CAPTURED;
     return drop(addr, true);
 }
 
@@ -643,6 +700,8 @@ int cuStreamWriteValue32_v2(cuda_stream_t on, cuda_addr word, uint32_t value, un
 
 int cuStreamQuery(cuda_stream_t stream)
 {
+    if (breaks_capture())
+        return CAPTURED;
     if (device_of() < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
@@ -670,6 +729,8 @@ int cuStreamDestroy_v2(cuda_stream_t stream)
 
 int cuStreamSynchronize(cuda_stream_t stream)
 {
+    if (breaks_capture())
+        return CAPTURED;
     pthread_mutex_lock(&lock);
     run(stream_of(stream), NULL);
     int rc = lost() ? LOST : VENDOR_OK;
@@ -723,6 +784,8 @@ int cuEventRecord(cuda_event_t event, cuda_stream_t stream)
 
 int cuEventQuery(cuda_event_t event)
 {
+    if (breaks_capture())
+        return CAPTURED;
     pthread_mutex_lock(&lock);
     int rc = VENDOR_OK;
     if (event->stream && event->asked++ < set->delay && !lost())
@@ -749,6 +812,8 @@ static struct pin *pin_of(const uint8_t *host, size_t len)
 
 int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 {
+    if (breaks_capture())
+        return CAPTURED;
     (void)flags;
     pthread_mutex_lock(&lock);
     int rc = pin_of(host, len) ? VENDOR_EREGISTERED : VENDOR_ENOMEM;
@@ -801,6 +866,8 @@ static _Atomic(int) modules;
 
 int cuModuleLoadData(void **module, const void *image)
 {
+    if (breaks_capture())
+        return CAPTURED;
     int rc = device_of() < 0 ? NO_CONTEXT : image && set->kernels ? VENDOR_OK : NO_BINARY;
     *module = rc ? NULL : &the_module;
     modules += rc == VENDOR_OK;
@@ -920,6 +987,8 @@ int cuGraphAddKernelNode_v2(void **out, void *graph, void *const *behind, size_t
 
 int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags)
 {
+    if (breaks_capture())
+        return CAPTURED;
     int rc = flags ? VENDOR_EINVAL : cuGraphCreate(out, 0);
     if (rc == VENDOR_OK) {
         memcpy(*out, graph, sizeof(struct cuda_graph));

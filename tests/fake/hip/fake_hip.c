@@ -258,6 +258,11 @@ int hipStreamGetDevice(void *stream, int *ordinal)
 }
 #endif
 
+int hipThreadExchangeStreamCaptureMode(int *mode)
+{
+    DO(cuda.thread_mode(mode));
+}
+
 int hipEventCreateWithFlags(void **event, unsigned flags)
 {
     DO(cuda.event_create((cuda_event_t *)event, flags));
