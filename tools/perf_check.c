@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * After a run: did every byte arrive? A slot holds the contents of the last operation that used
- * it; it was blank before, so an operation that did nothing, or only part of it, is seen.
+ * After a run: did every byte arrive? A slot was blank before, and all operations that use it bring the same bytes: one that was
+ * lost is seen if no other had its slot, and else by its completion, which perf_run.c takes with the number of bytes.
  */
 #include <inttypes.h>
 

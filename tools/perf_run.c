@@ -21,9 +21,11 @@
 #define YIELD_AFTER_NS 500000
 /* With progress threads: how long one turn sleeps for an operation. */
 #define SLEEP_MS 1
-/* Operations of so many bytes are taken in the order in which they end: lanes and conns do not end theirs in turn, and to wait
- * for the oldest would leave fewer under way than were asked for. To ask for each takes less than they do. */
+/* Operations of so many bytes are taken in the order in which they end: lanes and conns do not end theirs in turn, and to wait for
+ * the first would leave fewer under way than were asked for. So many others are asked in vain in a turn: to ask takes a turn of the
+ * endpoint each. */
 #define ANY_ORDER_FROM ((uint64_t)64 << 10)
+#define ASK_OTHERS 4
 
 static const enum weft_xfer_op xfer_ops[PERF_TESTS] = {
     WEFT_XFER_WRITE, WEFT_XFER_READ, WEFT_XFER_SEND, WEFT_XFER_NOTIFY, WEFT_XFER_ADD,
@@ -125,13 +127,13 @@ static int post_more(struct perf_worker *w)
     return 0;
 }
 
-/* Has the op ended? 1, 0, or -1 after perf_fail. With progress threads it sleeps for it, if it is the oldest. */
-static int op_ended(const struct perf_worker *w, weft_op_t op, bool oldest, const char *what,
+/* Has the op ended? 1, 0, or -1 after perf_fail. With progress threads it may sleep for it. */
+static int op_ended(const struct perf_worker *w, weft_op_t op, bool sleeps, const char *what,
                     struct weft_op_status *status)
 {
     int rc;
     if (w->sleep_ms) {
-        rc = weft_op_wait(op, oldest ? w->sleep_ms : 0, status);
+        rc = weft_op_wait(op, sleeps ? w->sleep_ms : 0, status);
         rc = rc == 0 ? 1 : rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN ? 0 : rc;
     } else {
         rc = weft_op_poll(op, status);
@@ -151,19 +153,6 @@ static uint64_t may_have_ended(const struct perf_worker *w)
     return w->mine.posted - answer_follows;
 }
 
-/* Operation i, which has ended: its slot is the next to be used again, in the place of the oldest. */
-static void take_mine(struct perf_worker *w, uint64_t i, uint64_t now)
-{
-    uint32_t *at = &w->mine.order[in_turn(i, w->run.layout.slots)];
-    uint32_t *oldest = &w->mine.order[in_turn(w->mine.done, w->run.layout.slots)], slot = *at;
-    *at = *oldest;
-    *oldest = slot;
-    if (!w->run.pingpong)
-        perf_hist_add(&w->hist, now - w->mine.slots[slot].posted_at);
-    if (++w->mine.done == w->run.iters)
-        w->ended_ns = now;
-}
-
 /* Slots of writes and reads are alike, so that any may be used again; of additions each has its sum. */
 static bool in_any_order(const struct perf_worker *w)
 {
@@ -171,22 +160,51 @@ static bool in_any_order(const struct perf_worker *w)
            w->run.layout.bytes * w->run.layout.iovs >= ANY_ORDER_FROM;
 }
 
+/* Operation i has ended: its slot is the next to be used again, and the first one under way, if that is another, takes its place. */
+static void take_mine(struct perf_worker *w, uint64_t i, uint64_t now)
+{
+    uint32_t *at = &w->mine.order[in_turn(i, w->run.layout.slots)];
+    uint32_t *first = &w->mine.order[in_turn(w->mine.done, w->run.layout.slots)], slot = *at;
+    *at = *first;
+    *first = slot;
+    if (!w->run.pingpong)
+        perf_hist_add(&w->hist, now - w->mine.slots[slot].posted_at);
+    if (++w->mine.done == w->run.iters)
+        w->ended_ns = now;
+}
+
+/* Take operation i, if it has ended: 1, 0, or -1. now: 0, or when the caller last looked at the clock. */
+static int collect_one(struct perf_worker *w, uint64_t i, bool sleeps, uint64_t *now)
+{
+    struct weft_op_status status = {0};
+    const char *name = perf_test_name(w->run.test);
+    uint64_t want = w->run.layout.bytes * w->run.layout.iovs;
+    int rc = op_ended(w, slot_at(w, &w->mine, i)->op, sleeps, name, &status);
+    if (rc <= 0)
+        return rc;
+    if ((w->run.test == PERF_WRITE || w->run.test == PERF_READ) && status.bytes != want)
+        return perf_fail("a %s of %" PRIu64 " bytes has moved %" PRIu64, name, want,
+                         status.bytes);
+    if (!*now || in_any_order(w)) /* short ones end many at a time */
+        *now = now_ns();
+    take_mine(w, i, *now);
+    return 1;
+}
+
+/* Those that have ended, from the first on; then some of the others, in turn. */
 static int collect_mine(struct perf_worker *w)
 {
-    struct weft_op_status status;
-    const char *name = perf_test_name(w->run.test);
-    const bool any = in_any_order(w);
-    uint64_t now = 0;
-    for (uint64_t i = w->mine.done; i < may_have_ended(w); i++) {
-        int rc = op_ended(w, slot_at(w, &w->mine, i)->op, i == w->mine.done, name, &status);
-        if (rc < 0 || (rc == 0 && !any))
-            return rc;
-        if (rc == 0)
-            continue;
-        now = now ? now : now_ns();
-        take_mine(w, i, now);
+    uint64_t now = 0, *next = &w->mine.next;
+    int rc = 1, vain = 0;
+    while (rc > 0 && w->mine.done < may_have_ended(w))
+        rc = collect_one(w, w->mine.done, now == 0, &now);
+    while (rc >= 0 && in_any_order(w) && vain < ASK_OTHERS && w->mine.done + 1 < w->mine.posted) {
+        if (*next <= w->mine.done || *next >= w->mine.posted)
+            *next = w->mine.done + 1;
+        rc = collect_one(w, (*next)++, false, &now);
+        vain += rc == 0;
     }
-    return 0;
+    return rc < 0 ? -1 : 0;
 }
 
 /* --- operations of the peer ---------------------------------------------------------------- */

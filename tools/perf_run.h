@@ -40,6 +40,7 @@ struct perf_ring {
     struct weft_local *locals; /* all slots' */
     uint64_t *offsets;         /* all slots' */
     uint64_t posted, done;
+    uint64_t next; /* among those under way: to be asked for, out of turn */
 };
 
 struct perf_team;
