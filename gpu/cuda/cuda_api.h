@@ -46,8 +46,8 @@ enum { CUDA_EVENT_NO_TIMES = 2 };
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
 enum { CUDA_IPC_PEERS = 1 };
 enum { CUDA_HANDLE_DMABUF = 1 };
-/* CUstreamCaptureMode: of a thread, what it may call while somebody captures streams into a graph */
-enum { CUDA_THREAD_RELAXED = 2 };
+/* CUstreamCaptureMode, of a thread: it may call everything, whoever captures streams into a graph meanwhile */
+enum { CUDA_CAPTURE_RELAXED = 2 };
 /* CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags */
 enum { CUDA_SEGMENT_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ_WRITE = 3 };
 
@@ -92,7 +92,7 @@ enum { CUDA_SEGMENT_PINNED = 1 };
     XX(ctx_push, cuCtxPushCurrent_v2, (cuda_ctx_t))                                               \
     XX(ctx_pop, cuCtxPopCurrent_v2, (cuda_ctx_t *))                                               \
     XX(ctx_device, cuCtxGetDevice, (int *))                                                       \
-    XX(thread_mode, cuThreadExchangeStreamCaptureMode, (int *))                                   \
+    XX(capture_mode, cuThreadExchangeStreamCaptureMode, (int *))                                  \
     XX(stream_ctx, cuStreamGetCtx, (cuda_stream_t, cuda_ctx_t *))                                 \
     XX(stream_create, cuStreamCreate, (cuda_stream_t *, unsigned))                                \
     XX(stream_destroy, cuStreamDestroy_v2, (cuda_stream_t))                                       \

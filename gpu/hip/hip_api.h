@@ -28,8 +28,8 @@ struct hip_pointer {
 /* hipDeviceAttribute_t, hipMemcpyKind, HSA's link types */
 enum { HIP_DEVICE_WARP = 87 };
 enum { HIP_COPY_ANY = 4 };
-/* hipStreamCaptureMode: of a thread, what it may call while somebody captures streams into a graph */
-enum { HIP_THREAD_RELAXED = 2 };
+/* hipStreamCaptureMode, of a thread: it may call everything, whoever captures streams into a graph meanwhile */
+enum { HIP_CAPTURE_RELAXED = 2 };
 enum { HIP_LINK_XGMI = 4 };
 /* Flags of streams, of events, of host memory. */
 enum { HIP_STREAM_ALONE = 1 };
@@ -91,7 +91,7 @@ static const struct hip_numbers hip_numbers_6 = {HIP6_HOST, HIP6_DEVICE, HIP6_IP
 #define HIP_OPTIONAL_FUNCTIONS(XX)                                                                \
     XX(stream_device, hipStreamGetDevice, (void *, int *)) /* ROCm 5.6 */                         \
     XX(stream_ordinal, hipGetStreamDeviceId, (void *))                                            \
-    XX(thread_mode, hipThreadExchangeStreamCaptureMode, (int *)) /* ROCm 5.2 has it */            \
+    XX(capture_mode, hipThreadExchangeStreamCaptureMode, (int *)) /* ROCm 5.2 has it */           \
     XX(dmabuf, hsa_amd_portable_export_dmabuf, (const void *, size_t, int *, uint64_t *))
 
 struct hip_api {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 static __thread int before; /* the thread's device; enter and leave do not nest */
-static __thread int mode = HIP_THREAD_RELAXED; /* what it is going to be, or was */
+static __thread int capture_mode; /* the same of its stream capture mode, or -1 */
 
 static const char *text(int result)
 {
@@ -25,20 +25,28 @@ static void detach(struct vendor_gpu *gpu)
 }
 
 /* As gpu/cuda does, so that captures of the application's go on. */
-static void swap_mode(void)
+static void relax_capture(void)
 {
-    if (hip_table.thread_mode)
-        hip_told(hip_table.thread_mode(&mode));
+    int mode = HIP_CAPTURE_RELAXED;
+    bool done = hip_table.capture_mode && hip_told(hip_table.capture_mode(&mode)) == 0;
+    capture_mode = done ? mode : -1;
+}
+
+static void restore_capture(void)
+{
+    int mode = capture_mode;
+    if (mode >= 0)
+        hip_told(hip_table.capture_mode(&mode));
 }
 
 static int enter(const struct vendor_gpu *gpu)
 {
-    swap_mode();
+    relax_capture();
     int result = hip_told(hip_table.device_now(&before));
     if (result == 0 && before != gpu->device)
         result = hip_told(hip_table.device_set(gpu->device));
     if (result)
-        swap_mode();
+        restore_capture();
     return result;
 }
 
@@ -46,7 +54,7 @@ static void leave(const struct vendor_gpu *gpu)
 {
     if (before != gpu->device)
         hip_told(hip_table.device_set(before));
-    swap_mode();
+    restore_capture();
 }
 
 static int stream_create(void **stream)
@@ -87,9 +95,9 @@ static int event_record(void *event, void *stream)
 
 static int event_query(void *event)
 {
-    swap_mode(); /* not between enter and leave */
+    relax_capture(); /* not between enter and leave */
     int result = hip_told(hip_table.event_query(event));
-    swap_mode();
+    restore_capture();
     return result;
 }
 

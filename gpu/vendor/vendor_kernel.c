@@ -160,8 +160,11 @@ static int launch_copy(struct vendor_gpu *gpu, struct vendor_way *way, bool alon
                        const struct weft_copy_args *args, uint32_t blocks)
 {
     if (alone && way->graph) {
-        if (gpu->vendor->graph_launch(way->graph, blocks, args, way->stream) == 0)
+        int result = gpu->vendor->graph_launch(way->graph, blocks, args, way->stream);
+        if (result == 0)
             return 0;
+        weft_log(WEFT_LOG_INFO, "gpu", "%s: device %d: a graph cannot be launched (%d)",
+                 gpu->base.backend->name, gpu->base.ordinal, result);
         drop_graph(gpu, way); /* what is wrong with the device a launch will tell, too */
     }
     return gpu->vendor->launch(gpu->kernels[VENDOR_COPY], blocks, VENDOR_KERNEL_THREADS, 0,

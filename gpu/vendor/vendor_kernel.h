@@ -15,7 +15,7 @@
 
 /* What of the image the device can run; there may be none. Else the library's result, and the device has none. */
 int vendor_kernels_load(struct vendor_gpu *gpu);
-/* Graphs for the ways, which have words, if the library has such. Those of it that cannot be made are not missed. */
+/* A graph for each way, if the library has such and words tell of the end; a way without one has plain launches. */
 void vendor_graphs_make(struct vendor_gpu *gpu);
 void vendor_graphs_unmake(struct vendor_gpu *gpu);
 void vendor_kernels_unload(struct vendor_gpu *gpu);

@@ -56,7 +56,7 @@ static void finish(struct weft_gpu *gpu, struct weft_gpu_job *job)
     WEFT_OK(rc);
 }
 
-/* All that a backend is asked for. `stream` is one of the program's that is not captured. */
+/* What endpoints ask a backend for, but for another process's memory. `stream` is one of the program's that is not captured. */
 static void *use(void *stream)
 {
     struct weft_gpu *gpu;
@@ -66,10 +66,19 @@ static void *use(void *stream)
     uint8_t *from, *to, *out = malloc(LEN), *back = aligned_alloc(4096, (LEN + 4095) / 4096 * 4096);
     void *dev;
     test_fill(out, LEN, 3, 0);
+    struct weft_gpu_device device;
+    uint8_t handle[WEFT_GPU_IPC_BYTES];
+    int fd = -1, ordinal = -1;
+    WEFT_OK(ops->probe());
+    WEFT_OK(ops->describe(0, &device));
+    WEFT_OK(ops->link(0, 0));
     WEFT_OK(ops->open(0, &gpu));
+    WEFT_OK(ops->stream_gpu(stream, &ordinal));
+    CHECK(ordinal == 0, "the stream is of device %d", ordinal);
     WEFT_OK(ops->alloc(gpu, LEN, (void **)&from));
     WEFT_OK(ops->alloc(gpu, LEN, (void **)&to));
     WEFT_OK(ops->query(from, &range));
+    WEFT_OK(ops->ipc_export(gpu, from, LEN, handle, &fd));
     WEFT_OK(ops->copy(gpu, from, out, LEN, NULL));
     for (size_t i = 0; i < N; i++)
         list[i] = (struct weft_gpu_copy){to + i * EACH, from + i * EACH, EACH};

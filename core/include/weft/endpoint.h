@@ -312,7 +312,8 @@ struct weft_xfer {
     /* Begin after what is queued on this stream of a GPU now (a CUstream, a cudaStream_t, torch's `cuda_stream`), without
      * waiting for it here; nobody else need synchronise. NULL: none; what a kernel is still writing is not waited for.
      * WEFT_STREAM_DEFAULT: that which has the number 0, as torch's current one has unless the program made another: pass
-     * `stream ? stream : WEFT_STREAM_DEFAULT`. A stream that is being captured into a graph must not be named. */
+     * `stream ? stream : WEFT_STREAM_DEFAULT`. A stream that is being captured into a graph must not be
+     * named, nor WEFT_STREAM_DEFAULT while one that waits for the default stream is. */
     void *stream;
 };
 /* Of the GPU whose context the thread has; CU_STREAM_PER_THREAD, (void *)2, may be named as well. */

@@ -107,7 +107,7 @@ static __thread int mode; /* 0: the thread is told of all captures */
 int cuThreadExchangeStreamCaptureMode(int *other)
 {
     int before = mode;
-    if (*other < 0 || *other > CUDA_THREAD_RELAXED)
+    if (*other < 0 || *other > CUDA_CAPTURE_RELAXED)
         return VENDOR_EINVAL;
     mode = *other;
     *other = before;

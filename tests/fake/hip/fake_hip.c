@@ -258,10 +258,12 @@ int hipStreamGetDevice(void *stream, int *ordinal)
 }
 #endif
 
+#ifndef FAKE_HIP_OLD /* an older one than that may have none */
 int hipThreadExchangeStreamCaptureMode(int *mode)
 {
-    DO(cuda.thread_mode(mode));
+    DO(cuda.capture_mode(mode));
 }
+#endif
 
 int hipEventCreateWithFlags(void **event, unsigned flags)
 {
