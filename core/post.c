@@ -189,7 +189,7 @@ static WEFT__APART size_t fill_list(const struct weft__op *op, const struct weft
     const size_t n = x->nlocal;
     const bool write = op->kind == WEFT__OP_WRITE;
     uint64_t total = 0;
-    for (size_t i = 0; i < n; i++) { /* what it needs is not read again: the list could be any of it */
+    for (size_t i = 0; i < n; i++) { /* all that stays is in locals: for the compiler the list could lie over it */
         void *const addr = x->local[i].addr;
         const uint64_t len = x->local[i].len, offset = offsets ? offsets[i] : 0;
         uint64_t at, most;

@@ -18,7 +18,8 @@
 
 /* --- what no processor reaches ---------------------------------------------------------------- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+/* recursive: a test that fails leaves it locked, and the next one goes on */
+static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct weft_gpu *gpus[MOST_GPUS];
 static struct test_mem apart[MOST_APART]; /* base NULL: a free place */
 static int napart;

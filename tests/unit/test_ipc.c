@@ -208,6 +208,67 @@ static void lists_of_one_registration(void **state)
     }
 }
 
+/* To the address in a remote (core/mem.h has the places). */
+static void forge_address(struct weft_remote *remote, uint64_t more)
+{
+    uint64_t addr;
+    memcpy(&addr, remote->bytes + 8, sizeof addr);
+    addr = htole64(le64toh(addr) + more);
+    memcpy(remote->bytes + 8, &addr, sizeof addr);
+}
+
+/* In the midst of a list of one registration a piece that is none of it: the code, the piece by name, and nothing is held afterwards. */
+static void lists_with_a_bad_piece(void **state)
+{
+    enum { N = 20, STEP = 4096, BAD = 13 };
+    struct duo *d = *state;
+    struct area near = duo_area(d, A, N * STEP, 0, 0), far = duo_area(d, B, N * STEP, 0, 0);
+    const uint64_t beyond = N * STEP - BAD * STEP; /* from the bad piece's start */
+    const struct {
+        int code, byte; /* of the remote that is turned; 0: none */
+        uint64_t offset, len, moved; /* the remote's address */
+        bool longer; /* the remote says so */
+    } bad[] = {
+        {WEFT_EBOUNDS, .offset = beyond + 1, .len = 1}, /* behind the remote's end */
+        {WEFT_EBOUNDS, .offset = UINT64_MAX - 5, .len = 16},
+        {WEFT_EBOUNDS, .len = beyond + 1},       /* too long for both ends */
+        {WEFT_EKEY, .byte = 4, .len = 16},       /* of another owner */
+        {-EINVAL, .byte = 2, .len = 16},         /* no remote */
+        {-EINVAL, .len = 16, .longer = true},    /* its end is beyond all addresses */
+        {WEFT_EBOUNDS, .len = 16, .moved = beyond - 15}, /* what its key is for ends a byte before */
+        {WEFT_EBOUNDS, .len = 16, .moved = -(uint64_t)(BAD * STEP + 1)}, /* or begins one later */
+    };
+    struct weft_local local[N];
+    struct weft_remote remote[N];
+    uint64_t offset[N];
+    struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N,
+                          .remote = remote, .nremote = N, .remote_offset = offset};
+    for (int round = 0; round < 3; round++) /* once memory is mapped, too */
+        for (size_t k = 0; k <= ARRAY_LEN(bad); k++) {
+            duo_fill(d, near, k);
+            for (size_t i = 0; i < N; i++) {
+                local[i] = area_local(near, i * STEP, 16);
+                WEFT_OK(weft_remote_slice(&far.remote, i * STEP, N * STEP - i * STEP, &remote[i]));
+                offset[i] = 0;
+            }
+            if (k == ARRAY_LEN(bad)) {
+                assert_int_equal(weft_transfer(d->conn, &x, T, NULL), N * 16);
+                continue;
+            }
+            if (bad[k].byte)
+                remote[BAD].bytes[bad[k].byte] ^= 0x80;
+            forge_address(&remote[BAD], bad[k].moved);
+            if (bad[k].longer)
+                memset(remote[BAD].bytes + 16, 0xff, 8);
+            local[BAD].len = bad[k].len;
+            offset[BAD] = bad[k].offset;
+            assert_int_equal(weft_transfer(d->conn, &x, T, NULL), bad[k].code);
+            if (!bad[k].moved) /* else the peer's memory tells */
+                CHECK(strstr(weft_last_error(), "[13]"), "%zu: %s", k, weft_last_error());
+        }
+    duo_check(d, far, 0, 16, ARRAY_LEN(bad));
+}
+
 /* One more piece than a copy takes; and one that is of another registration of the peer's, in the midst. */
 static void lists_that_are_not_of_one(void **state)
 {
@@ -622,6 +683,7 @@ int main(void)
         IN_BOTH(many_regions),
         IN_BOTH(lists_of_one_registration),
         IN_BOTH(lists_that_are_not_of_one),
+        IN_BOTH(lists_with_a_bad_piece),
         IN_ONE(lists_with_what_is_gone),
         IN_BOTH(a_notification_comes_after_the_bytes),
         IN_BOTH(several_conns_at_once),
