@@ -46,8 +46,6 @@ enum { CUDA_EVENT_NO_TIMES = 2 };
 enum { CUDA_HOST_PORTABLE = 1, CUDA_HOST_MAPPED = 2 };
 enum { CUDA_IPC_PEERS = 1 };
 enum { CUDA_HANDLE_DMABUF = 1 };
-/* CUstreamCaptureMode, of a thread: it may call everything, whoever captures streams into a graph meanwhile */
-enum { CUDA_CAPTURE_RELAXED = 2 };
 /* CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags */
 enum { CUDA_SEGMENT_FD = 1, CUDA_AT_DEVICE = 1, CUDA_READ_WRITE = 3 };
 

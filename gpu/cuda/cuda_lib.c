@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NVIDIA's driver, opened when it is first needed. */
-#include <dlfcn.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "cuda_gpu.h"
 
@@ -14,13 +12,6 @@ static struct weft_library library = WEFT_LIBRARY(.whose = "gpu cuda",
 struct cuda_api cuda_table;
 static atomic_bool loaded;
 
-/* NULL: the driver lacks it. */
-static void find(void *opened, const char *symbol, void *slot)
-{
-    void *found = dlsym(opened, symbol);
-    memcpy(slot, &found, sizeof found);
-}
-
 static int fill(void *opened)
 {
     int rc = 0;
@@ -31,7 +22,7 @@ static int fill(void *opened)
 #undef CUDA_FIND
     if (rc)
         return rc;
-#define CUDA_FIND(member, symbol, parameters) find(opened, #symbol, &cuda_table.member);
+#define CUDA_FIND(member, symbol, parameters) vendor_find(opened, #symbol, &cuda_table.member);
     CUDA_GRAPH_FUNCTIONS(CUDA_FIND)
 #undef CUDA_FIND
     int result = cuda_table.init(0); /* makes no context */

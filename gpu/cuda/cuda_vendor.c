@@ -20,34 +20,18 @@ bool cuda_is_primary(const struct cuda_ctx *ctx, int ordinal)
     return ordinal >= 0 && ordinal < 64 && atomic_load(&primary[ordinal]) == ctx;
 }
 
-/* The thread's stream capture mode before, or -1. enter and leave do not nest, and the others are not between them. */
-static __thread int capture_mode;
-
-/* The application may be capturing streams into a graph, by this thread or another (torch: for all threads). Unless a thread's mode is
- * this one, the driver refuses to say whether ours are done, and that breaks the capture. What is done here is on no stream of a
- * capture. */
-static void relax_capture(void)
+static int capture_mode(int *mode)
 {
-    int mode = CUDA_CAPTURE_RELAXED;
-    capture_mode = cuda_table.capture_mode(&mode) ? -1 : mode;
-}
-
-static void restore_capture(void)
-{
-    int mode = capture_mode;
-    if (mode >= 0)
-        cuda_table.capture_mode(&mode);
+    return cuda_table.capture_mode(mode);
 }
 
 static int attach(struct vendor_gpu *gpu)
 {
     const struct cuda_api *api = &cuda_table;
     cuda_ctx_t ctx = NULL;
-    relax_capture();
     int result = api->device_get(&gpu->device, gpu->base.ordinal);
     if (result == 0)
         result = api->ctx_retain(&ctx, gpu->device);
-    restore_capture();
     gpu->ctx = ctx; /* which the runtime and torch use, too */
     if (result == 0 && gpu->base.ordinal < 64)
         atomic_store(&primary[gpu->base.ordinal], ctx);
@@ -56,18 +40,12 @@ static int attach(struct vendor_gpu *gpu)
 
 static void detach(struct vendor_gpu *gpu)
 {
-    relax_capture();
     cuda_table.ctx_release(gpu->device);
-    restore_capture();
 }
 
 static int enter(const struct vendor_gpu *gpu)
 {
-    relax_capture();
-    int result = cuda_table.ctx_push(gpu->ctx);
-    if (result)
-        restore_capture();
-    return result;
+    return cuda_table.ctx_push(gpu->ctx);
 }
 
 static void leave(const struct vendor_gpu *gpu)
@@ -75,7 +53,6 @@ static void leave(const struct vendor_gpu *gpu)
     cuda_ctx_t ctx;
     (void)gpu;
     cuda_table.ctx_pop(&ctx);
-    restore_capture();
 }
 
 static int stream_create(void **stream)
@@ -128,10 +105,7 @@ static int event_record(void *event, void *stream)
 
 static int event_query(void *event)
 {
-    relax_capture(); /* not between enter and leave */
-    int result = cuda_table.event_query(event);
-    restore_capture();
-    return result;
+    return cuda_table.event_query(event);
 }
 
 static int copy(uintptr_t dst, uintptr_t src, size_t len, void *stream)
@@ -308,6 +282,7 @@ const struct vendor cuda_vendor = {
     .text = text,
     .attach = attach,
     .detach = detach,
+    .capture_mode = capture_mode,
     .enter = enter,
     .leave = leave,
     .stream_create = stream_create,

@@ -28,8 +28,6 @@ struct hip_pointer {
 /* hipDeviceAttribute_t, hipMemcpyKind, HSA's link types */
 enum { HIP_DEVICE_WARP = 87 };
 enum { HIP_COPY_ANY = 4 };
-/* hipStreamCaptureMode, of a thread: it may call everything, whoever captures streams into a graph meanwhile */
-enum { HIP_CAPTURE_RELAXED = 2 };
 enum { HIP_LINK_XGMI = 4 };
 /* Flags of streams, of events, of host memory. */
 enum { HIP_STREAM_ALONE = 1 };

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AMD's runtime, opened when it is first needed. */
-#include <dlfcn.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "hip_gpu.h"
 
@@ -13,13 +11,6 @@ static struct weft_library library = WEFT_LIBRARY(.whose = "gpu hip",
                                                   .package = "AMD's HIP runtime", .fill = fill);
 struct hip_api hip_table;
 static atomic_bool loaded;
-
-/* NULL if there is none. */
-static void find(void *opened, const char *symbol, void *slot)
-{
-    void *found = dlsym(opened, symbol);
-    memcpy(slot, &found, sizeof found);
-}
 
 static int fill(void *opened)
 {
@@ -32,7 +23,7 @@ static int fill(void *opened)
 #undef HIP_FIND
     if (rc)
         return rc;
-#define HIP_FIND(member, symbol, parameters) find(opened, #symbol, &hip_table.member);
+#define HIP_FIND(member, symbol, parameters) vendor_find(opened, #symbol, &hip_table.member);
     HIP_OPTIONAL_FUNCTIONS(HIP_FIND)
 #undef HIP_FIND
     int result = hip_told(hip_table.init(0));

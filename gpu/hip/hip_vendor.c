@@ -5,7 +5,6 @@
 #include <string.h>
 
 static __thread int before; /* the thread's device; enter and leave do not nest */
-static __thread int capture_mode; /* the same of its stream capture mode, or -1 */
 
 static const char *text(int result)
 {
@@ -24,29 +23,16 @@ static void detach(struct vendor_gpu *gpu)
     (void)gpu;
 }
 
-/* As gpu/cuda does, so that captures of the application's go on. */
-static void relax_capture(void)
+static int capture_mode(int *mode)
 {
-    int mode = HIP_CAPTURE_RELAXED;
-    bool done = hip_table.capture_mode && hip_told(hip_table.capture_mode(&mode)) == 0;
-    capture_mode = done ? mode : -1;
-}
-
-static void restore_capture(void)
-{
-    int mode = capture_mode;
-    if (mode >= 0)
-        hip_told(hip_table.capture_mode(&mode));
+    return hip_table.capture_mode ? hip_told(hip_table.capture_mode(mode)) : VENDOR_EUNSUPPORTED;
 }
 
 static int enter(const struct vendor_gpu *gpu)
 {
-    relax_capture();
     int result = hip_told(hip_table.device_now(&before));
     if (result == 0 && before != gpu->device)
         result = hip_told(hip_table.device_set(gpu->device));
-    if (result)
-        restore_capture();
     return result;
 }
 
@@ -54,7 +40,6 @@ static void leave(const struct vendor_gpu *gpu)
 {
     if (before != gpu->device)
         hip_told(hip_table.device_set(before));
-    restore_capture();
 }
 
 static int stream_create(void **stream)
@@ -95,10 +80,7 @@ static int event_record(void *event, void *stream)
 
 static int event_query(void *event)
 {
-    relax_capture(); /* not between enter and leave */
-    int result = hip_told(hip_table.event_query(event));
-    restore_capture();
-    return result;
+    return hip_told(hip_table.event_query(event));
 }
 
 static int copy(uintptr_t dst, uintptr_t src, size_t len, void *stream)
@@ -220,6 +202,7 @@ const struct vendor hip_vendor = {
     .text = text,
     .attach = attach,
     .detach = detach,
+    .capture_mode = capture_mode,
     .enter = enter,
     .leave = leave,
     .stream_create = stream_create,

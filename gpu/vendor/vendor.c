@@ -2,8 +2,10 @@
 /* Contexts, and what went wrong. */
 #include "vendor_kernel.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int code_of(int result)
 {
@@ -39,15 +41,66 @@ void vendor_complain(const struct vendor_gpu *gpu, int result, const char *what,
                  addr, text ? text : "unknown to the library", result);
 }
 
+void vendor_find(void *library, const char *symbol, void *slot)
+{
+    void *found = dlsym(library, symbol);
+    memcpy(slot, &found, sizeof found);
+}
+
+/* --- captures of the application's -------------------------------------------------------------------- */
+
+/* The thread's stream capture mode before, or -1. Who relaxes it restores it before anybody else does. */
+static __thread int capture_mode;
+
+void vendor_capture_relax(const struct vendor *vendor)
+{
+    int mode = VENDOR_CAPTURE_RELAXED;
+    capture_mode = vendor->capture_mode(&mode) ? -1 : mode;
+}
+
+void vendor_capture_restore(const struct vendor *vendor)
+{
+    int mode = capture_mode;
+    if (mode >= 0)
+        vendor->capture_mode(&mode);
+}
+
+/* --- contexts ------------------------------------------------------------------------------------------ */
+
+int vendor_try_enter(const struct vendor_gpu *gpu)
+{
+    vendor_capture_relax(gpu->vendor);
+    int result = gpu->vendor->enter(gpu);
+    if (result)
+        vendor_capture_restore(gpu->vendor);
+    return result;
+}
+
 int vendor_enter(const struct vendor_gpu *gpu)
 {
-    int result = gpu->vendor->enter(gpu);
+    int result = vendor_try_enter(gpu);
     return result ? vendor_fail(gpu->vendor, result, "cannot use the device") : 0;
 }
 
 void vendor_leave(const struct vendor_gpu *gpu)
 {
     gpu->vendor->leave(gpu);
+    vendor_capture_restore(gpu->vendor);
+}
+
+static int attach(struct vendor_gpu *gpu)
+{
+    vendor_capture_relax(gpu->vendor);
+    int result = gpu->vendor->attach(gpu);
+    vendor_capture_restore(gpu->vendor);
+    return result;
+}
+
+static void detach(struct vendor_gpu *gpu)
+{
+    vendor_capture_relax(gpu->vendor);
+    gpu->vendor->detach(gpu);
+    vendor_capture_restore(gpu->vendor);
 }
 
 /* In the context. */
@@ -68,7 +121,7 @@ static void unmake(struct vendor_gpu *gpu)
 static int make(struct vendor_gpu *gpu)
 {
     const struct vendor *vendor = gpu->vendor;
-    int result = vendor->attach(gpu), unfit = 0;
+    int result = attach(gpu), unfit = 0;
     if (result)
         return vendor_fail(vendor, result, "cannot open the device");
     int rc = vendor_enter(gpu);
@@ -92,7 +145,7 @@ static int make(struct vendor_gpu *gpu)
         rc = result ? vendor_fail(vendor, result, "cannot make a stream") : 0;
     }
     if (rc)
-        vendor->detach(gpu);
+        detach(gpu);
     return rc;
 }
 
@@ -127,7 +180,7 @@ void vendor_close(struct weft_gpu *base)
         unmake(gpu);
         vendor_leave(gpu);
     }
-    gpu->vendor->detach(gpu);
+    detach(gpu);
     pthread_mutex_destroy(&gpu->lock);
     free(gpu);
 }

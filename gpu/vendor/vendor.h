@@ -45,6 +45,8 @@ struct vendor {
     /* This device, gpu->base.ordinal, is going to be used, until detach. In no context. */
     int (*attach)(struct vendor_gpu *gpu);
     void (*detach)(struct vendor_gpu *gpu);
+    /* Exchange the thread's stream capture mode (VENDOR_CAPTURE_RELAXED, or what it was), in any context; with a result it is as before. */
+    int (*capture_mode)(int *mode);
     /* It is the thread's between the two, which do not nest; then what was before. */
     int (*enter)(const struct vendor_gpu *gpu);
     void (*leave)(const struct vendor_gpu *gpu);
@@ -157,9 +159,19 @@ static inline struct vendor_gpu *vendor_of(struct weft_gpu *gpu)
 int vendor_fail(const struct vendor *vendor, int result, const char *what);
 /* The same where nobody can be told but who reads the log. Nothing if nothing failed. */
 void vendor_complain(const struct vendor_gpu *gpu, int result, const char *what, const void *addr);
-/* 0, or a code. */
+/* 0, or a code; try_enter: the library's result, which is no failure yet. */
 int vendor_enter(const struct vendor_gpu *gpu);
+int vendor_try_enter(const struct vendor_gpu *gpu);
 void vendor_leave(const struct vendor_gpu *gpu);
+/*
+ * Around what is called outside of a context and may wait; enter and leave do it, too. The application may be capturing streams into a
+ * graph, by this thread or another (torch: for all threads). Unless the thread's mode is relaxed, the library refuses to say whether
+ * ours are done, and that breaks the capture. What is done here is on no stream of a capture.
+ */
+void vendor_capture_relax(const struct vendor *vendor);
+void vendor_capture_restore(const struct vendor *vendor);
+/* To *slot, a pointer to a function: that of the opened library's with this name, or NULL. */
+void vendor_find(void *library, const char *symbol, void *slot);
 int vendor_open(const struct vendor *vendor, int ordinal, struct weft_gpu **gpu);
 weft_gpu_close_fn vendor_close;
 

@@ -175,7 +175,9 @@ static int ask_event(struct vendor_gpu *gpu, struct weft_gpu_job *job)
 {
     if (!is_due(gpu, job))
         return VENDOR_EBUSY;
+    vendor_capture_relax(gpu->vendor);
     int result = gpu->vendor->event_query(job->event); /* in no context: an event knows its own */
+    vendor_capture_restore(gpu->vendor);
     if (job->way >= 0 && result != VENDOR_EBUSY)
         leave(gpu, job);
     return result;

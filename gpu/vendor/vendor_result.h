@@ -21,4 +21,7 @@ enum {
     VENDOR_EUNSUPPORTED = 801
 };
 
+/* Stream capture mode of a thread, the same with both: it may call everything, whoever captures streams into a graph meanwhile. */
+enum { VENDOR_CAPTURE_RELAXED = 2 };
+
 #endif

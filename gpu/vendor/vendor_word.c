@@ -102,10 +102,10 @@ int vendor_word_query(struct vendor_gpu *gpu, struct weft_gpu_job *job)
         return VENDOR_OK;
     if (++job->asked % ASK)
         return VENDOR_EBUSY;
-    int result = vendor->enter(gpu);
+    int result = vendor_try_enter(gpu);
     if (result)
         return result;
     result = vendor->stream_query(gpu->ways[job->way].stream);
-    vendor->leave(gpu);
+    vendor_leave(gpu);
     return result;
 }

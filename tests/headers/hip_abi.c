@@ -22,7 +22,7 @@ EQUAL(VENDOR_EREGISTERED, hipErrorHostMemoryAlreadyRegistered);
 EQUAL(VENDOR_EUNSUPPORTED, hipErrorNotSupported);
 EQUAL(HIP_DEVICE_WARP, hipDeviceAttributeWarpSize);
 EQUAL(HIP_COPY_ANY, hipMemcpyDefault);
-EQUAL(HIP_CAPTURE_RELAXED, hipStreamCaptureModeRelaxed);
+EQUAL(VENDOR_CAPTURE_RELAXED, hipStreamCaptureModeRelaxed);
 EQUAL(sizeof(int), sizeof(hipStreamCaptureMode));
 EQUAL(HIP_STREAM_ALONE, hipStreamNonBlocking);
 EQUAL(HIP_EVENT_NO_TIMES, hipEventDisableTiming);

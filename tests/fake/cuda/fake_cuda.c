@@ -107,7 +107,7 @@ static __thread int mode; /* 0: the thread is told of all captures */
 int cuThreadExchangeStreamCaptureMode(int *other)
 {
     int before = mode;
-    if (*other < 0 || *other > CUDA_CAPTURE_RELAXED)
+    if (*other < 0 || *other > VENDOR_CAPTURE_RELAXED)
         return VENDOR_EINVAL;
     mode = *other;
     *other = before;
@@ -1028,25 +1028,27 @@ int cuGraphLaunch(void *exec, cuda_stream_t stream)
                           stream, args, node->extra);
 }
 
+static int count(const unsigned *of)
+{
+    pthread_mutex_lock(&lock);
+    int n = (int)*of;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
 __attribute__((visibility("default"))) int fake_cuda_graphs(void);
 __attribute__((visibility("default"))) int fake_cuda_graph_launches(void);
 
 /* That are there now, and what was made of them to be launched. */
 int fake_cuda_graphs(void)
 {
-    pthread_mutex_lock(&lock);
-    int n = (int)graphs;
-    pthread_mutex_unlock(&lock);
-    return n;
+    return count(&graphs);
 }
 
 /* Among fake_cuda_launches. */
 int fake_cuda_graph_launches(void)
 {
-    pthread_mutex_lock(&lock);
-    int n = (int)graph_launches;
-    pthread_mutex_unlock(&lock);
-    return n;
+    return count(&graph_launches);
 }
 
 /* --- what tests ask for ------------------------------------------------------------------------------------ */
@@ -1058,10 +1060,7 @@ __attribute__((visibility("default"))) int fake_cuda_modules(void);
 /* Whether an event or a stream is done. */
 int fake_cuda_asked(void)
 {
-    pthread_mutex_lock(&lock);
-    int n = (int)asked;
-    pthread_mutex_unlock(&lock);
-    return n;
+    return count(&asked);
 }
 
 /* That are loaded now. */
@@ -1072,10 +1071,7 @@ int fake_cuda_modules(void)
 
 int fake_cuda_launches(void)
 {
-    pthread_mutex_lock(&lock);
-    int n = (int)launches;
-    pthread_mutex_unlock(&lock);
-    return n;
+    return count(&launches);
 }
 
 /* --- other processes -------------------------------------------------------------------------------------- */
