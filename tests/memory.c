@@ -121,9 +121,21 @@ uint64_t test_random(uint64_t *state)
     return mix(*state += 0x9e3779b97f4a7c15ull);
 }
 
+/* Word i: mixed anew for every run of 64, and steps of an odd number in between, which are cheap: much of what a test of
+ * long operations does is to make patterns and to compare them. */
+enum { RUN = 64 };
+#define STEP 0x9e3779b97f4a7c15ull
+
 static uint64_t word_of(uint64_t seed, uint64_t i)
 {
-    return mix(seed * 0x9e3779b97f4a7c15ull + i);
+    return mix(seed * 0x9e3779b97f4a7c15ull + i / RUN) + i % RUN * STEP;
+}
+
+/* Of len bytes from word i on: the words up to the end of its run. */
+static size_t words_of_run(size_t len, uint64_t i)
+{
+    size_t left = RUN - i % RUN;
+    return len / 8 < left ? len / 8 : left;
 }
 
 static unsigned char byte_of(uint64_t seed, uint64_t i)
@@ -139,8 +151,14 @@ static TEST_UNSEEN void fill(void *at, size_t len, uint64_t seed, uint64_t offse
     volatile unsigned char *p = at;
     for (; len && offset % 8; len--)
         *p++ = byte_of(seed, offset++);
-    for (; len >= 8; len -= 8, p += 8, offset += 8)
-        *(volatile any_word *)p = word_of(seed, offset / 8);
+    while (len >= 8) {
+        size_t n = words_of_run(len, offset / 8);
+        uint64_t word = word_of(seed, offset / 8);
+        offset += n * 8;
+        len -= n * 8;
+        for (; n; n--, p += 8, word += STEP)
+            *(volatile any_word *)p = word;
+    }
     for (; len; len--)
         *p++ = byte_of(seed, offset++);
 }
@@ -157,24 +175,37 @@ static TEST_UNSEEN void zero(void *at, size_t len)
 static TEST_UNSEEN int64_t nonzero(const void *at, size_t len)
 {
     const unsigned char *p = at;
-    for (size_t i = 0; i < len; i++)
+    size_t i = 0;
+    while (len - i >= 8 && !*(const any_word *)(p + i))
+        i += 8;
+    for (; i < len; i++)
         if (p[i])
             return (int64_t)i;
     return -1;
 }
 
+/* How many bytes are as they should be, of whole words from one that begins at offset. */
+static TEST_UNSEEN size_t same_words(const unsigned char *p, size_t len, uint64_t seed, uint64_t offset)
+{
+    size_t same = 0;
+    while (len - same >= 8) {
+        size_t n = words_of_run(len - same, (offset + same) / 8);
+        uint64_t word = word_of(seed, (offset + same) / 8);
+        for (; n; n--, same += 8, word += STEP)
+            if (*(const any_word *)(p + same) != word)
+                return same;
+    }
+    return same;
+}
+
 static TEST_UNSEEN int64_t differs(const void *at, size_t len, uint64_t seed, uint64_t offset)
 {
     const unsigned char *p = at;
-    for (size_t i = 0; i < len;) {
-        bool whole = (offset + i) % 8 == 0 && len - i >= 8;
-        if (whole && *(const any_word *)(p + i) == word_of(seed, (offset + i) / 8)) {
-            i += 8;
-            continue;
-        }
-        if (p[i] != byte_of(seed, offset + i))
+    for (size_t i = 0; i < len; i++) {
+        if ((offset + i) % 8 == 0)
+            i += same_words(p + i, len - i, seed, offset + i);
+        if (i < len && p[i] != byte_of(seed, offset + i))
             return (int64_t)i;
-        i++;
     }
     return -1;
 }
