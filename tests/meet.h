@@ -4,8 +4,9 @@
  *
  * Side A listens and writes one line into the folder WEFT_TEST_DIR, file "meet": a token and the
  * addresses at which it can be reached. tests/cluster/ carries the line to side B, where it is the
- * environment variable WEFT_TEST_MEET. B shows one half of the token, A answers with the other:
- * whoever else calls, or is called by mistake, is hung up on. Every wait here has a deadline.
+ * environment variable WEFT_TEST_MEET. B shows one half of the token, A answers with the other,
+ * and a byte of B says that it has heard that: whoever else calls, or is called by mistake, is hung up on, and who hung
+ * up is waited for again. Every wait here has a deadline.
  */
 #ifndef WEFT_TEST_MEET_H
 #define WEFT_TEST_MEET_H
