@@ -44,7 +44,8 @@ static int agent = -1; /* A: connection to B's agent. B's agent: connection to A
 static int agent_ends = -1; /* on one host: for sockets of its children */
 static bool spread;         /* over two hosts */
 static pthread_mutex_t agent_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct about side_a, side_b; /* A knows both */
+static struct about side_a, side_b; /* A knows both, B itself */
+static const struct about *own;
 static char bind_host[64], here[64];
 static struct weft__address met;
 
@@ -293,6 +294,12 @@ bool test_same_host(void)
     return !spread || weft__host_same(&side_a.host, &side_b.host);
 }
 
+const char *test_transports(void)
+{
+    bool all = !spread || !strcmp(test_env("WEFT_TEST_NO_SKIP", ""), "1");
+    return all ? test_transport() : own->transports;
+}
+
 const char *test_common_transport(void)
 {
     static char name[16];
@@ -427,8 +434,9 @@ static int agent_main(void)
     spread = true;
     agent = meet_dial(MEET_AGENT, atoi(test_env("WEFT_TEST_START", START_S)) * 1000);
     know_place();
-    struct about self = about_self();
-    test_send(agent, &self, sizeof self);
+    side_b = about_self();
+    own = &side_b;
+    test_send(agent, &side_b, sizeof side_b);
     return obey_all();
 }
 
@@ -467,6 +475,7 @@ static const char *meet_agent(const char *name)
 {
     spread = true;
     side_a = about_self();
+    own = &side_a;
     meet_listen();
     agent = meet_accept(MEET_AGENT, atoi(test_env("WEFT_TEST_START", START_S)) * 1000);
     know_place();

@@ -39,6 +39,8 @@ const char *test_here(void);
 const struct weft__address *test_met(void);
 
 bool test_same_host(void);
+/* For this side's endpoints: WEFT_TEST_TRANSPORT; spread, those of it that work here, if not all have to. */
+const char *test_transports(void);
 /* The first transport of side A's list that side B's has, too, and that joins the two. */
 const char *test_common_transport(void);
 

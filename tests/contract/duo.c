@@ -13,7 +13,7 @@
 struct weft_endpoint_opts duo_opts(void)
 {
     return (struct weft_endpoint_opts){.struct_size = sizeof(struct weft_endpoint_opts),
-                                       .transport = test_transport(), .fault = test_fault(),
+                                       .transport = test_transports(), .fault = test_fault(),
                                        .gpu = test_gpu(), .progress_threads = 1};
 }
 
