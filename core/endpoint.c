@@ -46,12 +46,13 @@ static struct weft__endpoint *endpoint_new(int threads)
     ep->served_adds_tail = &ep->served_adds;
     weft_list_init(&ep->aparts);
     ep->pid = (uint32_t)getpid();
-    ep->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     weft__host_self(&ep->host);
     if (weft__copier_open(ep)) {
         free(ep);
         return NULL;
     }
+    ep->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    ep->maps_fd = weft__mapping_open();
     return ep;
 }
 
@@ -69,6 +70,8 @@ static void endpoint_free(struct weft__endpoint *ep)
     weft__pool_drain(&ep->lots);
     if (ep->wake_fd >= 0)
         close(ep->wake_fd);
+    if (ep->maps_fd >= 0)
+        close(ep->maps_fd);
     for (int i = 1; i <= ep->nwakes; i++)
         close(ep->thread_wakes[i]);
     pthread_mutex_destroy(&ep->lock);

@@ -18,8 +18,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 /* WEFT_ACCESS_* of the transport interface are the same bits, so access passes through. */
 _Static_assert(WEFT_READ == WEFT_ACCESS_READ && WEFT_WRITE == WEFT_ACCESS_WRITE &&
@@ -127,17 +125,6 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
     return 0;
 }
 
-/* The host's memory is there, all of it. MS_ASYNC makes the kernel look and do nothing (msync(2): ENOMEM). */
-static int check_mapped(const struct weft__reg *reg)
-{
-    uintptr_t start = (uintptr_t)reg->addr & ~((uintptr_t)sysconf(_SC_PAGESIZE) - 1);
-    uintptr_t len = (uintptr_t)reg->addr + reg->len - start;
-    bool most = len <= PTRDIFF_MAX; /* of what is longer the kernel rounds the length up to 0 */
-    if (reg->apart || (most && (msync((void *)start, len, MS_ASYNC) == 0 || errno != ENOMEM)))
-        return 0;
-    return weft_fail(-EFAULT, "%llu bytes at %p are not all mapped", (unsigned long long)reg->len, reg->addr);
-}
-
 /* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */
 static int reg_on_lanes(struct weft__reg *reg)
 {
@@ -171,8 +158,8 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     weft_list_init(&reg->in_apart);
     weft_list_init(&reg->exports);
     int rc = find_owner(ep, reg);
-    if (rc == 0)
-        rc = check_mapped(reg);
+    if (rc == 0 && !reg->apart)
+        rc = weft__mapping_check(ep->maps_fd, addr, len, access & (WEFT_WRITE | WEFT_ATOMIC));
     if (rc == 0)
         rc = weft_random(&reg->key, sizeof reg->key);
     if (rc == 0)

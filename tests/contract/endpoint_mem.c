@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #define T TEST_DEADLINE_MS
@@ -83,6 +84,45 @@ static void memory_has_to_be_mapped(void **state)
     WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory, third, WEFT_READ)));
     WEFT_OK(weft_mem_dereg(reg(d->a.endpoint, memory + 2 * third + 5, third - 5, WEFT_READ)));
     CHECK(!munmap(memory, 3 * third), "unmap");
+}
+
+/* Linux 6.11 and newer tell; a nic that pins the pages is told anyway. */
+static bool read_only_is_told(void)
+{
+    struct utsname name;
+    int major = 0, minor = 0;
+    CHECK(!uname(&name) && sscanf(name.release, "%d.%d", &major, &minor) == 2, "the kernel's release");
+    return major > 6 || (major == 6 && minor >= 11) || !strcmp(test_transport(), "verbs");
+}
+
+static void what_is_mapped_read_only_is_not_written(void **state)
+{
+    struct duo *d = *state;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    char *memory = mmap(NULL, 4 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED && !mprotect(memory + 2 * page, page, PROT_READ), "a page that may only be read");
+    if (read_only_is_told()) {
+        static const uint32_t access[] = {WEFT_WRITE, WEFT_ATOMIC, WEFT_READ | WEFT_WRITE};
+        char where[64];
+        snprintf(where, sizeof where, "read-only from %p on", (void *)(memory + 2 * page));
+        weft_mem_t mem = 99;
+        for (size_t i = 0; i < ARRAY_LEN(access); i++) {
+            WEFT_FAILS(-EFAULT, weft_mem_reg(d->b.endpoint, memory + 5, 4 * page - 5,
+                                             WEFT_OPTS(weft_mem_opts, .access = access[i]), &mem));
+            WEFT_FAILS(-EFAULT, weft_mem_reg(d->b.endpoint, memory + 3 * page - 1, 1,
+                                             WEFT_OPTS(weft_mem_opts, .access = access[i]), &mem));
+        }
+        WEFT_FAILS(-EFAULT, weft_mem_reg(d->b.endpoint, memory, 4 * page, NULL, &mem));
+        if (strcmp(test_transport(), "verbs")) /* whose device may be what tells */
+            CHECK(strstr(weft_last_error(), where), "'%s' does not say '%s'", weft_last_error(), where);
+        assert_int_equal(mem, 99);
+    }
+    WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 4 * page, WEFT_READ)));
+    WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 2 * page, WEFT_WRITE)));
+    WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory + 3 * page, page, WEFT_WRITE)));
+    CHECK(!mprotect(memory, 4 * page, PROT_READ | PROT_WRITE), "all may be written");
+    WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 4 * page, WEFT_READ | WEFT_WRITE)));
+    CHECK(!munmap(memory, 4 * page), "unmap");
 }
 
 static void access_is_what_was_registered(void **state)
@@ -461,6 +501,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         IN_ONE(what_cannot_be_registered),
         IN_ONE(memory_has_to_be_mapped),
+        IN_ONE(what_is_mapped_read_only_is_not_written),
         IN_ONE(access_is_what_was_registered),
         IN_ONE(contained_ranges_end_alone),
         IN_ONE(equal_ranges_share),

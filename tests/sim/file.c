@@ -320,6 +320,10 @@ int __wrap_timerfd_settime(int fd, int flags, const struct itimerspec *when,
 int __wrap_open(const char *path, int flags, ...)
 {
     (void)flags;
+    if (!strcmp(path, "/proc/self/maps")) { /* a kernel that does not tell */
+        errno = ENOENT;
+        return -1;
+    }
     struct sim_file *file = sim_file_new(SIM_TEXT, NULL);
     char *text = sim_alloc(64);
     if (strstr(path, "boot_id"))

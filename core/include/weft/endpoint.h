@@ -217,12 +217,14 @@ struct weft_mem_opts {
  * through pinned memory of the host (WEFT_STAGE_CHUNK, WEFT_STAGE_SLOTS), at this end, at the peer's, or at both. Over local a
  * peer maps such memory, all of the allocation that it lies in, and writes and reads by itself (WEFT_IPC=0: it does not). The
  * initiator's own memory may then be a GPU's, or registered memory of the host, if its process uses a GPU or names a
- * backend: Weft pins it when it is first used so. It stays
- * the caller's and must stay mapped until weft_mem_dereg. Registering a range once more, with the same
- * access, costs nothing: both mems share one registration, which ends with the last of them.
- * Read-only memory may be registered with WEFT_READ. Memory of the host that is not mapped is refused (-EFAULT). Pages stay accessible as registered (a file that they are mapped from does not
- * become shorter): the first to touch one that is not may be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or
- * a nic, the operation ends with -EFAULT, or the conn does.
+ * backend: Weft pins it when it is first used so. It stays the caller's and must stay mapped until weft_mem_dereg.
+ * Registering a range once more, with the same access, costs nothing: both mems share one registration, which ends with
+ * the last of them.
+ * Read-only memory may be registered with WEFT_READ. Memory of the host that is not mapped is refused (-EFAULT), and so is
+ * what is mapped read-only where access has WEFT_WRITE or WEFT_ATOMIC (Linux 6.11 and newer; over verbs, always). Pages stay
+ * accessible as registered (a file that they are mapped from does not become shorter): the first to touch one that is not may
+ * be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or a nic, the operation ends with -EFAULT, or the
+ * conn does.
  */
 WEFT_API int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
                           const struct weft_mem_opts *opts, weft_mem_t *mem);
