@@ -79,7 +79,7 @@ struct weft__endpoint {
     struct weft__waiter *leader;  /* a caller that sleeps, or is about to, on the descriptors */
     _Atomic(bool) closing;        /* written under the lock, read anywhere */
     bool passive;
-    int maps_fd;          /* of mapping.c */
+    int maps_fd;          /* asks how memory is mapped (mapping.c); -1: the kernel does not tell */
     int wake_fd;          /* eventfd: wakes the leader, or thread 0 */
     int thread_wakes[64]; /* of thread 1 and up, nwakes of them: each sleeper takes its own */
     int nwakes;

@@ -36,6 +36,7 @@ int weft__mapping_open(void)
     if (fd < 0 || ioctl(fd, QUERY_MAP, &query) == 0)
         return fd;
     close(fd);
+    weft_log(WEFT_LOG_DEBUG, "memory", "this kernel does not tell whether memory may be written");
     return -1;
 }
 

@@ -296,8 +296,7 @@ bool test_same_host(void)
 
 const char *test_transports(void)
 {
-    bool all = !spread || !strcmp(test_env("WEFT_TEST_NO_SKIP", ""), "1");
-    return all ? test_transport() : own->transports;
+    return spread && getenv("WEFT_TEST_TRANSPORT_BUILT") ? own->transports : test_transport();
 }
 
 const char *test_common_transport(void)

@@ -39,7 +39,7 @@ const char *test_here(void);
 const struct weft__address *test_met(void);
 
 bool test_same_host(void);
-/* For this side's endpoints: WEFT_TEST_TRANSPORT; spread, those of it that work here, if not all have to. */
+/* For this side's endpoints: WEFT_TEST_TRANSPORT; spread, and if it is but all that was built, those that work here. */
 const char *test_transports(void);
 /* The first transport of side A's list that side B's has, too, and that joins the two. */
 const char *test_common_transport(void);
