@@ -53,9 +53,10 @@ static const struct weft_gpu_backend *find_backend(const struct perf_place *plac
 
 int perf_place_backend(const struct perf_place *place, const char **name)
 {
-    const struct weft_gpu_backend *backend = place->gpu ? find_backend(place) : NULL;
+    bool needed = place->gpu || place->backend;
+    const struct weft_gpu_backend *backend = needed ? find_backend(place) : NULL;
     *name = backend ? backend->name : NULL;
-    return place->gpu && !backend ? -1 : 0;
+    return needed && !backend ? -1 : 0;
 }
 
 static int open_gpu(struct perf_region *region, const struct perf_place *place)

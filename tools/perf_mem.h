@@ -55,7 +55,8 @@ struct perf_place {
 };
 
 /* These return -1 after perf_fail. */
-/* The backend of the GPUs: its name, "host", or NULL for host memory. */
+/* What the endpoint is to have: the backend of the GPUs, with host memory, too, if it was named (it may copy from and to the peer's);
+ * NULL: what its process has. */
 int perf_place_backend(const struct perf_place *place, const char **name);
 int perf_region_open(struct perf_region *region, weft_endpoint_t endpoint, uint64_t len,
                      const struct perf_place *place);
