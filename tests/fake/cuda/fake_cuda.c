@@ -705,9 +705,14 @@ int cuStreamQuery(cuda_stream_t stream)
     if (device_of() < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
+    struct cuda_stream *of = stream_of(stream);
     if (lost()) /* who is told so frees what it was to copy: it is not for the day when a test mends the device */
-        run(stream_of(stream), NULL);
-    int rc = lost() ? LOST : stream_of(stream)->head ? VENDOR_EBUSY : VENDOR_OK;
+        run(of, NULL);
+    else if (of->head && !of->words && of->beats++ >= set->delay) { /* no word lets it happen by itself */
+        run(of, NULL);
+        of->beats = 0;
+    }
+    int rc = lost() ? LOST : of->head ? VENDOR_EBUSY : VENDOR_OK;
     asked++;
     pthread_mutex_unlock(&lock);
     return rc;
@@ -814,6 +819,8 @@ int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
 {
     if (breaks_capture())
         return CAPTURED;
+    if (device_of() < 0)
+        return NO_CONTEXT;
     (void)flags;
     pthread_mutex_lock(&lock);
     int rc = pin_of(host, len) ? VENDOR_EREGISTERED : VENDOR_ENOMEM;
