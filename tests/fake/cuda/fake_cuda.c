@@ -85,6 +85,7 @@ static _Atomic(const struct settings *) set = &preset;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic(int) started; /* by this process */
 static struct alloc allocs[MOST];
+static int allocs_end; /* none from here on is in use */
 static size_t used;
 static unsigned copies, launches, asked;
 static bool faulted; /* a kernel has touched what its device does not reach: nothing goes on */
@@ -311,9 +312,20 @@ static int device_of(void)
 /* With the lock held. */
 static struct alloc *alloc_of(cuda_addr addr)
 {
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < allocs_end; i++)
         if (allocs[i].bytes && addr - (uintptr_t)allocs[i].addr < allocs[i].len)
             return &allocs[i];
+    return NULL;
+}
+
+/* One that is not in use, or NULL. */
+static struct alloc *unused(void)
+{
+    for (int i = 0; i < MOST; i++)
+        if (!allocs[i].bytes) {
+            allocs_end = i < allocs_end ? allocs_end : i + 1;
+            return &allocs[i];
+        }
     return NULL;
 }
 
@@ -365,16 +377,14 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
     if (device < 0)
         return NO_CONTEXT;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && len <= set->memory - used; i++) {
-        if (allocs[i].bytes)
-            continue;
-        allocs[i].device = device;
-        rc = make(&allocs[i], len);
-        if (rc == VENDOR_OK) {
-            used += len;
-            *addr = (uintptr_t)allocs[i].addr;
-        }
-        break;
+    struct alloc *alloc = len <= set->memory - used ? unused() : NULL;
+    if (alloc) {
+        alloc->device = device;
+        rc = make(alloc, len);
+    }
+    if (rc == VENDOR_OK) {
+        used += len;
+        *addr = (uintptr_t)alloc->addr;
     }
     pthread_mutex_unlock(&lock);
     return rc;
@@ -386,7 +396,7 @@ int cuMemGetInfo_v2(size_t *bytes, size_t *total)
     pthread_mutex_lock(&lock);
     *total = set->memory;
     *bytes = set->memory;
-    for (int i = 0; i < MOST; i++) /* what nothing is mapped to is not counted */
+    for (int i = 0; i < allocs_end; i++) /* what nothing is mapped to is not counted */
         *bytes -= allocs[i].bytes ? allocs[i].len : 0;
     pthread_mutex_unlock(&lock);
     return device_of() < 0 ? NO_CONTEXT : VENDOR_OK;
@@ -1122,16 +1132,14 @@ int cuIpcOpenMemHandle_v2(cuda_addr *addr, struct cuda_ipc handle, unsigned flag
         return VENDOR_EUNSUPPORTED;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.pid, shared.fd);
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && rc; i++) {
-        if (allocs[i].bytes)
-            continue;
-        allocs[i].device = device;
-        allocs[i].fd = open(path, O_RDWR | O_CLOEXEC);
-        rc = allocs[i].fd < 0 ? VENDOR_EINVAL : map(&allocs[i], shared.len);
-        if (rc)
-            break;
-        *addr = (uintptr_t)allocs[i].addr;
+    struct alloc *alloc = unused();
+    if (alloc) {
+        alloc->device = device;
+        alloc->fd = open(path, O_RDWR | O_CLOEXEC);
+        rc = alloc->fd < 0 ? VENDOR_EINVAL : map(alloc, shared.len);
     }
+    if (rc == VENDOR_OK)
+        *addr = (uintptr_t)alloc->addr;
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -1247,7 +1255,7 @@ int cuMemAddressFree(cuda_addr addr, size_t len)
 {
     int rc = VENDOR_OK;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && rc == VENDOR_OK; i++)
+    for (int i = 0; i < allocs_end && rc == VENDOR_OK; i++)
         if (allocs[i].bytes && (uintptr_t)allocs[i].addr - addr < len)
             rc = VENDOR_EINVAL; /* something is mapped there */
     pthread_mutex_unlock(&lock);
@@ -1261,20 +1269,17 @@ int cuMemMap(cuda_addr addr, size_t len, size_t offset, uint64_t handle, uint64_
     if (offset || flags || addr % PAGE || !len || len % PAGE || len > segment->len)
         return VENDOR_EINVAL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST && rc == VENDOR_ENOMEM; i++) {
-        if (allocs[i].bytes)
-            continue;
-        void *bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
-        if (bytes == MAP_FAILED)
-            break;
+    struct alloc *alloc = unused();
+    void *bytes = alloc ? mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0) : MAP_FAILED;
+    if (bytes != MAP_FAILED) {
         segment->refs++;
-        allocs[i] = (struct alloc){.addr = (uint8_t *)(uintptr_t)addr,
-                                   .bytes = bytes,
-                                   .len = len,
-                                   .mapped = len,
-                                   .fd = -1,
-                                   .device = segment->device,
-                                   .segment = segment};
+        *alloc = (struct alloc){.addr = (uint8_t *)(uintptr_t)addr,
+                                .bytes = bytes,
+                                .len = len,
+                                .mapped = len,
+                                .fd = -1,
+                                .device = segment->device,
+                                .segment = segment};
         rc = VENDOR_OK;
     }
     pthread_mutex_unlock(&lock);
@@ -1302,7 +1307,7 @@ int cuMemSetAccess(cuda_addr addr, size_t len, const struct cuda_access *access,
         access->may != CUDA_READ_WRITE)
         return VENDOR_EINVAL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < MOST; i++)
+    for (int i = 0; i < allocs_end; i++)
         if (allocs[i].segment && (uintptr_t)allocs[i].addr - addr < len) {
             allocs[i].allowed |= 1u << access->device;
             reached += allocs[i].len;

@@ -140,15 +140,15 @@ void fake__mr_abandon(const struct fake_context *context)
 static int check_mapped(const void *addr, size_t length, bool writing)
 {
     uintptr_t at = (uintptr_t)addr, end = at + length;
-    char line[512], mode[5];
+    char line[512], *next;
     FILE *maps = fopen("/proc/self/maps", "re");
     if (!maps)
         return 0;
     while (at < end && fgets(line, sizeof line, maps)) {
-        uintptr_t from, to;
-        if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %4s", &from, &to, mode) != 3 || to <= at)
+        uintptr_t from = strtoul(line, &next, 16), to = *next == '-' ? strtoul(next + 1, &next, 16) : 0;
+        if (to <= at)
             continue;
-        if (from > at || mode[0] != 'r' || (writing && mode[1] != 'w'))
+        if (from > at || next[1] != 'r' || (writing && next[2] != 'w')) /* FROM-TO rwxp ... */
             break;
         at = to;
     }
