@@ -70,7 +70,7 @@ static bool is_mappable(struct weft__endpoint *ep, int ordinal, void *addr)
 {
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     int fd = -1;
-    if (!ep->ipc || weft__gpu_need(ep, ordinal))
+    if (weft__gpu_need(ep, ordinal))
         return false;
     int rc = ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, TRIED, handle, &fd);
     if (fd >= 0)
@@ -109,11 +109,12 @@ static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *w
     pthread_mutex_unlock(&ep->lock);
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         if (reg->unreached >> i & 1) {
-            if (ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr)) {
+            bool mappable = ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr);
+            if (mappable && ep->ipc) {
                 say_mapped(ep, reg, why, size);
                 return WEFT_GPU_MAPPED;
             }
-            snprintf(why, size, "%s", weft__reg_why(reg, ep->lanes[i]));
+            snprintf(why, size, "%s", mappable ? "WEFT_IPC is 0" : weft__reg_why(reg, ep->lanes[i]));
             return WEFT_GPU_STAGED;
         }
     return rc ? rc : WEFT_GPU_DIRECT;

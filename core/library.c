@@ -119,7 +119,7 @@ static int load(struct weft_library *library, const char *files)
     if (rc == 0)
         return 0;
     if (*why && strstr(why, "No such file"))
-        return weft_fail(WEFT_ENODEV, "%s; no file of %s can be opened", why, library->setting);
+        return weft_fail(WEFT_ENODEV, "%s; %s would name another file", why, library->setting);
     return *why ? weft_fail(WEFT_ENODEV, "%s", why)
                 : weft_fail(WEFT_ENODEV, "%s: %s names no file (%s)", library->whose,
                             library->setting, library->package);
@@ -150,5 +150,6 @@ int weft_library_find(const struct weft_library *library, void *opened, const ch
 {
     void *found = dlsym(opened, symbol);
     memcpy(slot, &found, sizeof found);
-    return found ? 0 : weft_fail(WEFT_ENODEV, "%s: the library lacks %s", library->whose, symbol);
+    return found ? 0 : weft_fail(WEFT_ENODEV, "%s: the file that %s names lacks %s", library->whose,
+                                 library->setting, symbol);
 }

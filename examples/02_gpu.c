@@ -28,7 +28,8 @@ struct invitation {
 
 static int failed(const char *what)
 {
-    fprintf(stderr, "%s: %s\n", what, weft_last_error());
+    const char *why = weft_last_error();
+    fprintf(stderr, "%s: %s\n", what, *why ? why : "the other process has ended");
     return 1;
 }
 

@@ -43,7 +43,7 @@ static const char usage_text[] =
     "  -m, --mem host|gpu        memory of this side (default host); with --local\n"
     "                            two are the initiator's and the target's: gpu,host\n"
     "  -g, --gpu N               the GPU whose memory it is; two with --local: 0,1\n"
-    "      --gpu-backend NAME    whose GPUs (default: WEFT_GPU, or the first with a device);\n"
+    "      --gpu-backend NAME    whose GPUs (default: WEFT_GPU, or the first with a GPU);\n"
     "                            a side with host memory copies by the peer's GPU with it\n"
     "      --small-pages         host memory of this side (--local: of both) without huge pages\n"
     "      --secret-file FILE    the secret that both sides share\n"
@@ -307,7 +307,7 @@ static int check(struct perf_args *args)
     if (args->gpu_said && !args->mem_said)
         args->mem.gpu = args->target_mem.gpu = true;
     if (args->mem.backend && !args->mem.gpu && !args->target_mem.gpu && args->role == PERF_LOCAL)
-        return usage_error("--gpu-backend goes with --mem gpu or --gpu of a side", NULL);
+        return usage_error("--local --gpu-backend goes with --mem gpu or --gpu of a side", NULL);
     if (args->both && args->role != PERF_LOCAL)
         return usage_error("--mem and --gpu have two values with --local only", NULL);
     if ((args->mem.gpu || args->target_mem.gpu) && args->test == PERF_NOTIFY)

@@ -208,13 +208,22 @@ static int close_run(struct perf_worker *w)
     return 0;
 }
 
+static uint64_t bytes_mapped(const struct perf_worker *w)
+{
+    struct weft_conn_stats stats;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < w->nconns; i++)
+        sum += weft_conn_stats(w->conns[i], &stats) == 0 ? stats.bytes_mapped : 0;
+    return sum;
+}
+
 /* Runs team->plan, in step with the other threads. */
 static int pass(struct perf_worker *w)
 {
     const struct perf_run run = w->team->plan;
     if (open_run(w, &run) || perf_team_meet(w->team))
         return -1;
-    uint64_t cpu = cpu_ns();
+    uint64_t cpu = cpu_ns(), mapped = bytes_mapped(w);
     if (perf_channel_send(&w->channel, &(struct perf_msg){.type = PERF_MSG_GO}) ||
         perf_run_drive(w))
         return -1;
@@ -223,6 +232,7 @@ static int pass(struct perf_worker *w)
     if (perf_team_meet(w->team))
         return -1;
     w->cpu_ns = cpu_ns() - cpu;
+    w->mapped = bytes_mapped(w) - mapped;
     return close_run(w) || perf_team_meet(w->team) ? -1 : 0;
 }
 
@@ -320,6 +330,7 @@ static struct perf_result summarize(struct initiator *in, const struct perf_run 
         .cpu_s_per_gb = bytes > 0 ? cpu_s / (bytes / 1e9) : -1,
         .behind_gbps = behind_gbps(&leader->behind),
         .verified = run->verify ? right : -1,
+        .mapped = leader->mapped > 0,
     };
 }
 

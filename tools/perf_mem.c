@@ -41,7 +41,7 @@ static const struct weft_gpu_backend *find_backend(const struct perf_place *plac
 {
     const struct weft_gpu_backend *backend = weft_gpu_find(place->backend);
     const char *setting = getenv("WEFT_GPU");
-    bool named = place->backend || (setting && !strcmp(setting, "host"));
+    bool named = place->backend ? strcmp(place->backend, "auto") != 0 : setting && !strcmp(setting, "host");
     if (backend && !named && !strcmp(backend->name, "host")) {
         perf_fail("there is no GPU that can be used: weft_info says why (--gpu-backend host does without)");
         return NULL;

@@ -75,6 +75,7 @@ struct perf_worker {
     bool told_done;                  /* this side has said FINISHED */
     int right;                       /* result of the check, both sides */
     uint64_t cpu_ns, peer_cpu_ns;    /* of the process, during the run */
+    uint64_t mapped;                 /* bytes of the run that the initiator has copied from or to mapped memory */
     struct perf_hist hist;
     void (*tell)(const struct perf_worker *worker, uint64_t now); /* progress line, or NULL */
 };

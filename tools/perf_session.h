@@ -14,6 +14,7 @@ struct perf_result {
     double behind_gbps;  /* of the operations that these were behind; 0: of none */
     double cpu_s_per_gb; /* of both sides; negative when no bytes were moved */
     int verified;        /* 1, 0, or -1: was not checked */
+    bool mapped;         /* the initiator has copied to or from memory of the peer's GPU itself */
 };
 
 /* What conns cost that do nothing. */

@@ -110,6 +110,7 @@ static void add_json(struct output *out, const struct perf_result *r)
         cJSON_AddBoolToObject(row, "verified", r->verified);
     if (r->behind_gbps > 0)
         cJSON_AddNumberToObject(row, "behind_GBps", r->behind_gbps);
+    cJSON_AddBoolToObject(row, "mapped", r->mapped);
     cJSON_AddItemToArray(out->results, row);
 }
 
@@ -119,9 +120,9 @@ static void report(const struct perf_result *r, void *user)
     char size[SIZE_TEXT_MAX], cpu[32] = "-";
     if (r->cpu_s_per_gb >= 0)
         snprintf(cpu, sizeof cpu, "%.3f", r->cpu_s_per_gb);
-    fprintf(out->table, "%10s %6" PRIu32 " %6" PRIu32 " %11" PRIu64 " %10.4f %10.4f %11.2f %11.2f %9s  %s%s\n",
+    fprintf(out->table, "%10s %6" PRIu32 " %6" PRIu32 " %11" PRIu64 " %10.4f %10.4f %11.2f %11.2f %9s  %s%s%s\n",
             size_format(r->bytes, size), r->iovs, r->depth, r->iters, r->gbps, r->mops, r->p50_us, r->p99_us,
-            cpu, out->transport, r->verified == 0 ? "  WRONG DATA" : "");
+            cpu, out->transport, r->mapped ? ", mapped" : "", r->verified == 0 ? "  WRONG DATA" : "");
     fflush(out->table);
     add_json(out, r);
     out->wrong |= r->verified == 0;

@@ -65,7 +65,8 @@ static void check_result(const cJSON *r)
     const int behind = cJSON_HasObjectItem(r, "behind_GBps");
     if (behind)
         require_positive(r, "behind_GBps");
-    require(cJSON_GetArraySize(r) == 10 + behind, "other members in", "results[]");
+    member(r, "mapped", cJSON_IsBool);
+    require(cJSON_GetArraySize(r) == 11 + behind, "other members in", "results[]");
     double p50 = member(r, "p50_us", cJSON_IsNumber)->valuedouble;
     require(member(r, "p99_us", cJSON_IsNumber)->valuedouble >= p50, "below p50_us", "p99_us");
 }
