@@ -77,11 +77,12 @@ static void open_driver(void)
 
 static void use(int device)
 {
+    static const char *const missing[] = {"there is no GPU 0", "there is no GPU 1"};
     int handle;
     if (device == HOST || ctx[device])
         return;
-    check(api.device_get(&handle, device), "no such GPU");
-    check(api.ctx_retain(&ctx[device], handle), "no context");
+    check(api.device_get(&handle, device), missing[device]);
+    check(api.ctx_retain(&ctx[device], handle), missing[device]);
 }
 
 /* In the context of the GPU that copies. */

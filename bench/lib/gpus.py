@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured between two GPUs of one host, of whom, and what is asked of Weft."""
+import importlib.util
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import subprocess
 import sys
 
 from . import proc
-from .programs import Sample, Weft, find
+from .programs import Sample, Weft, beside
 from .table import Goal, Row
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -28,10 +29,10 @@ NCCL_OF = dict(zip(THREADS, NCCL_SOCKETS))  # as many threads a side
 
 
 class Driver:
-    """bench/bare_cuda: the same copies by NVIDIA's driver alone."""
+    """bench/bare_cuda, of the build of weft_perf: the same copies by NVIDIA's driver alone."""
 
-    def __init__(self, notes):
-        self.notes, self.program = notes, find("bare_cuda", "bench")
+    def __init__(self, notes, perf):
+        self.notes, self.program = notes, beside(perf, "bare_cuda", "bench")
 
     def run(self, size, depth, source, target):
         command = [self.program, "-s", str(size), "-d", str(depth), "-f", source, "-t", target]
@@ -42,7 +43,8 @@ class Driver:
         return result
 
     def bandwidth(self, *what):
-        return Sample(self.run(*what)["GBps"], None)
+        result = self.run(*what)
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
 
     def latency(self, *what):
         return Sample(self.run(*what)["p50_us"], None)
@@ -76,7 +78,20 @@ class Tools:
 
     def __init__(self, notes, perf, seconds):
         self.local, self.tcp = Weft(notes, perf, "local"), Weft(notes, perf, "tcp")
-        self.driver, self.nccl = Driver(notes), Nccl(notes, seconds)
+        self.driver, self.nccl = Driver(notes, perf), Nccl(notes, seconds)
+
+
+def check(perf, sockets_too):
+    """Ends the program where there is no use in beginning."""
+    info = json.loads(proc.output([beside(perf, "weft_info", "tools"), "--json"]))
+    backends = {b["name"]: b for b in info["gpus"]}
+    cuda = backends.get("cuda")
+    if not cuda or not cuda["usable"]:
+        proc.fail("it needs GPUs of NVIDIA's: " + (cuda["reason"] if cuda else "this build has no backend cuda"))
+    if len(cuda["devices"]) < 2:
+        proc.fail("it needs two GPUs, and there is one")
+    if importlib.util.find_spec("torch") is None and sockets_too:
+        proc.fail(f"it needs torch, for NCCL, which {sys.executable} has not")
 
 
 def cards():

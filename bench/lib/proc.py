@@ -149,4 +149,4 @@ class Meter:
 
 
 def fail(text):
-    sys.exit(f"p2p: {text}")
+    sys.exit(f"{os.path.basename(sys.argv[0])}: {text}")

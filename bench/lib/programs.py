@@ -58,7 +58,7 @@ def beside(perf, name, folder):
 def check_installed(*programs):
     missing = [f"{p} not found: install {PACKAGES[p]}" for p in programs if not shutil.which(p)]
     if missing:
-        proc.fail("\np2p: ".join(missing))
+        proc.fail("; ".join(missing))
 
 
 class Notes:

@@ -29,6 +29,7 @@ CUDA_FUNCTIONS(DECLARE)
 CUDA_GRAPH_FUNCTIONS(DECLARE)
 /* which tests ask for */
 int cuMemGetInfo_v2(size_t *bytes, size_t *total);
+int cuCtxEnablePeerAccess(cuda_ctx_t peer, unsigned flags);
 int cuMemCreate(uint64_t *handle, size_t len, const struct cuda_segment_prop *prop,
                 uint64_t flags);
 int cuStreamBeginCapture_v2(cuda_stream_t stream, int mode);
@@ -388,6 +389,15 @@ int cuMemAlloc_v2(cuda_addr *addr, size_t len)
     }
     pthread_mutex_unlock(&lock);
     return rc;
+}
+
+/* Weft needs no such access: its copies are the driver's, and it maps by handles. For programs that do (bench/bare_cuda.c). */
+int cuCtxEnablePeerAccess(cuda_ctx_t peer, unsigned flags)
+{
+    enum { UNREACHED = 217 };
+    if (device_of() < 0)
+        return NO_CONTEXT;
+    return flags || !peer ? VENDOR_EINVAL : set->peers ? VENDOR_OK : UNREACHED;
 }
 
 /* What this process has of them, and has mapped. */
