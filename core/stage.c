@@ -540,11 +540,10 @@ void weft__stage_cancel(struct weft__op *op)
         lot->canceled = true;
         if (lot->inner) {
             weft__op_cancel(lot->inner);
-        } else if (
-            lot->asked) { /* touches no memory of ours; the slot is ours again when the peer answers */
+        } else if (lot->asked && !lot->write) { /* to slots, which are ours again when the peer answers */
             lot->op = NULL;
             op->pending--; /* who cancels holds it */
-        }                  /* else: a copy, which ends soon */
+        } /* else: a copy of ours, which ends soon, or one of the peer's to its memory: nothing may land there after the end */
     }
 }
 

@@ -293,7 +293,7 @@ static void a_device_that_is_lost(void **state)
 
 /* --- what ends -------------------------------------------------------------------------------- */
 
-/* Its end comes although copies are slow; when it is there, the memory is the caller's. */
+/* Its end comes although copies are slow; when it is there, the memory is the caller's, and that of the peer its owner's. */
 static void canceled(void **state)
 {
     (void)state;
@@ -308,6 +308,18 @@ static void canceled(void **state)
         test_fill(t.near.at, LEN, 77, 0);
         test_sleep_ms(1);
         assert_true(test_differs(t.near.at, LEN, 77, 0) < 0);
+    }
+    driver("delay=20"); /* so that the peer copies, too */
+    for (int i = 0; i < 60; i++) {
+        test_fill(t.near.at, LEN, 76, 0);
+        weft_op_t op = post(&t, WEFT_XFER_WRITE);
+        test_sleep_ms(i % 8);
+        WEFT_OK(weft_op_cancel(op));
+        end_of(op);
+        test_fill(t.far.at, LEN, 78, 0);
+        test_sleep_ms(5);
+        int64_t at = test_differs(t.far.at, LEN, 78, 0);
+        CHECK(at < 0, "run %d: byte %" PRId64 " has come after the end", i, at);
     }
     driver("");
     works(&t);
