@@ -62,5 +62,7 @@ uint64_t bare_number(const char *text)
     char *end;
     uint64_t value = strtoull(text, &end, 10);
     const char *units = "KMG", *unit = *end ? strchr(units, *end) : NULL;
+    if (end == text || (*end && (!unit || end[1])))
+        return 0;
     return unit ? value << (10 * (unit - units + 1)) : value;
 }

@@ -21,7 +21,7 @@ double bare_cpu_s(void);
 uint8_t *bare_memory(uint64_t bytes, bool filled, bool huge);
 /* Bytes that are not what belongs. */
 uint64_t bare_wrong(const uint8_t *memory, uint64_t bytes);
-/* "64K" -> 65536 */
+/* "64K" -> 65536; 0: it is no number. */
 uint64_t bare_number(const char *text);
 
 #endif

@@ -54,10 +54,11 @@ static void check(int result, const char *what)
     exit(1);
 }
 
-static void find(void *library, const char *symbol, void *slot)
+static bool find(void *library, const char *symbol, void *slot)
 {
     void *found = dlsym(library, symbol);
     memcpy(slot, &found, sizeof found);
+    return found;
 }
 
 static void open_driver(void)
@@ -68,10 +69,16 @@ static void open_driver(void)
         fprintf(stderr, "bare_cuda: no driver of NVIDIA's: %s\n", dlerror());
         exit(1);
     }
-#define FIND(member, symbol, parameters) find(library, #symbol, &api.member);
+    const char *lacks = find(library, "cuCtxEnablePeerAccess", &allow_peer) ? NULL : "cuCtxEnablePeerAccess";
+#define FIND(member, symbol, parameters)                                                          \
+    if (!find(library, #symbol, &api.member))                                                     \
+        lacks = #symbol;
     CUDA_FUNCTIONS(FIND)
 #undef FIND
-    find(library, "cuCtxEnablePeerAccess", &allow_peer);
+    if (lacks) {
+        fprintf(stderr, "bare_cuda: no driver of NVIDIA's: the library lacks %s\n", lacks);
+        exit(1);
+    }
     check(api.init(0), "cannot start the driver");
 }
 
@@ -141,6 +148,14 @@ static double run(struct ring *r, uint64_t iters)
     return bare_now_s() - start;
 }
 
+/* What was copied to warm up is not there any more. */
+static void blank(struct place *to, uint64_t bytes, cuda_stream_t stream)
+{
+    memset(to->host, 0, bytes);
+    if (to->device != HOST)
+        copy_now(to->addr, (uintptr_t)to->host, bytes, stream);
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -206,7 +221,7 @@ int main(int argc, char **argv)
     check(api.ctx_push(ctx[by]), "no context");
     make(&r.from, bytes, true);
     make(&r.to, bytes, false);
-    if (r.from.device != HOST && r.to.device != HOST && r.from.device != r.to.device && allow_peer)
+    if (r.from.device != HOST && r.to.device != HOST && r.from.device != r.to.device)
         check(allow_peer(ctx[!by], 0), "the GPUs do not reach each other");
     cuda_stream_t streams[STREAMS];
     for (int i = 0; i < STREAMS; i++)
@@ -217,12 +232,11 @@ int main(int argc, char **argv)
     }
     if (r.from.device != HOST)
         copy_now(r.from.addr, (uintptr_t)r.from.host, bytes, streams[0]);
-    if (r.to.device != HOST)
-        copy_now(r.to.addr, (uintptr_t)r.to.host, bytes, streams[0]);
 
     run(&r, r.depth); /* warm */
     double once = run(&r, r.depth * 4) / (double)(r.depth * 4);
     uint64_t iters = r.depth + (r.iters ? r.iters : (uint64_t)(BARE_GOAL_S / once));
+    blank(&r.to, bytes, streams[0]);
     double cpu = bare_cpu_s();
     r.ntimes = 0;
     double seconds = run(&r, iters), moved = (double)iters * (double)r.size;

@@ -180,7 +180,8 @@ static void word_of(const char *list, int i, char *word, size_t size)
 {
     const char *comma = strchr(list, ',');
     const char *at = i && comma ? comma + 1 : list;
-    snprintf(word, size, "%.*s", comma && !i ? (int)(comma - list) : (int)strlen(at), at);
+    int n = comma && !i ? (int)(comma - list) : (int)strlen(at);
+    snprintf(word, size, "%.*s", n, n < (int)size ? at : "too long");
 }
 
 static int set_mem(struct perf_args *args)

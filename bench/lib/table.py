@@ -67,6 +67,8 @@ class Goal:
         others = [o for o in self.others if samples.has(o)]
         if not self.others:
             return [value for value, _ in weft]
+        if any(o in samples.unmeasured() for o in self.others):
+            return []  # it may be the best, and failed
         beside = [samples.values(o, state) for o in others]
         if not beside or not all(beside):
             return []

@@ -1,18 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of Weft in bench/ is asked of something that is measured: a goal that names no row would never be missed."""
+"""What is asked of Weft in bench/ is asked of something that is measured: a goal that names no row would never be missed. It is asked
+as its sentence says, and bench/gpu measures what the names of its rows say."""
 import os
+import re
 import sys
 import unittest
 import unittest.mock
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
 from lib import fabric, gpus, loopback  # noqa: E402
+from lib.programs import Sample  # noqa: E402
 
 
 class Goals(unittest.TestCase):
     def check(self, rows, goals):
         measured = {(row.name, who) for row in rows for who in row.programs}
+        goals = list(goals)
+        for goal in goals:
+            sense, number = re.findall(r"([<>]=|:) ([0-9.]+)", goal.text)[-1] if re.search(r"[<>]= [0-9]", goal.text) \
+                else (goal.sense, goal.factor)
+            self.assertEqual((sense, float(number)), (goal.sense, goal.factor), goal.text)
+            self.assertNotIn(goal.weft, goal.others)
         named = [what for goal in goals for what in (goal.weft, *goal.others)]
         self.assertTrue(named)
         for what in named:
@@ -26,6 +35,34 @@ class Goals(unittest.TestCase):
     def test_gpus(self):
         tools = unittest.mock.MagicMock()
         self.check([row for group in gpus.GROUPS.values() for row in group(tools)], gpus.goals())
+
+    def test_what_gpus_measure(self):
+        tools = unittest.mock.MagicMock()
+        tools.local.latency.return_value = tools.driver.latency.return_value = Sample(10.0, None)
+        for group in gpus.GROUPS.values():
+            for row in group(tools):
+                for who, run in row.programs.items():
+                    tools.reset_mock()
+                    sample = run()
+                    (name, args, options), = tools.mock_calls
+                    self.check_call(row.name, who, name.split(".")[0], args, options)
+                    if "regions" in row.name and "1 under" in row.name and "16 under" not in row.name:
+                        self.assertAlmostEqual(sample.value, 4 * gpus.MIB / 10e-6 / 1e9)
+
+    def check_call(self, row, who, tool, args, options):
+        op = "read" if " read" in row or row.startswith("GPU to") else "write"
+        if who.startswith("NCCL"):
+            self.assertEqual(tool, "nccl")
+            sockets = row.startswith("NCCL over")
+            self.assertEqual(options.get("env", {}).get("NCCL_NET"), "Socket" if sockets else None, row)
+            self.assertEqual("--group" in args, "groups" in who)
+        elif who == gpus.DRIVER:
+            places = {"host to": ("host", "gpu1"), "GPU to ": ("gpu1", "host")}
+            both = ("gpu0", "gpu1") if op == "write" else ("gpu1", "gpu0")
+            self.assertEqual((tool, args[-2:]), ("driver", places.get(row[:7], both)), row)
+        else:
+            self.assertEqual((tool, args[0]), ("tcp" if row.startswith("tcp") else "local", op), row)
+            self.assertEqual("gpu" in " ".join(args[2:]), who == gpus.WEFT, row)
 
     def test_fabric(self):
         tools = unittest.mock.MagicMock()

@@ -76,6 +76,12 @@ class Ratios(unittest.TestCase):
         self.judged(got, ("0.50 x", False), others=("peer", "other", "absent"))
         self.judged(got, others=("peer", "slow"))
 
+    def test_a_rival_that_failed_may_have_been_the_best(self):
+        got = samples(weft=[(10, FAST)], peer=[(2, FAST)])
+        self.judged(got, ("5.00 x", True), others=("peer", "failed"))
+        got.want("row", "failed")
+        self.judged(got, others=("peer", "failed"))
+
     def test_without_a_probe_all_are_alike(self):
         self.judged(samples(weft=[(10, 0), (20, 0)], peer=[(10, 0), (10, 0)]), ("1.50 x", True))
 
