@@ -355,9 +355,11 @@ static void closed(void **state)
     (void)state;
     struct two t;
     two_open(&t, "delay=100", 0, 0);
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 60; i++) {
+        if (i == 20) /* so that the peer copies, too */
+            driver("delay=20");
         weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
-        test_sleep_ms(i / 2 % 4);
+        test_sleep_ms(i < 20 ? i / 2 % 4 : i / 2 % 9);
         WEFT_OK(weft_conn_close(i & 4 ? t.conn : t.other));
         int rc = end_of(op).status;
         CHECK(rc <= 0, "it ended with %d", rc);
