@@ -359,6 +359,35 @@ static char *repeated(int fd, size_t times)
     return at;
 }
 
+/* Far into a mem: an offset that lost its upper half would be in the first MiB. */
+static void beyond_4_gib(void **state)
+{
+    struct duo *d = *state;
+    enum { TIMES = 4097 };
+    const uint64_t at = (uint64_t)(TIMES - 1) * MIB + 5;
+    const size_t len = MIB - 5;
+    int fd = memfd_create("to", MFD_CLOEXEC);
+    assert_int_equal(ftruncate(fd, (off_t)(2 * MIB)), 0);
+    char *to = repeated(fd, TIMES), *from = malloc(MIB);
+    CHECK(mmap(to + at - 5, MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, (off_t)MIB) != MAP_FAILED, "mmap: %m");
+    weft_mem_t mem;
+    struct weft_remote remote;
+    test_fill(from, MIB, 1, 0);
+    WEFT_OK(weft_mem_reg(d->b.endpoint, to, TIMES * MIB, NULL, &mem));
+    WEFT_OK(weft_mem_advertise(mem, to, TIMES * MIB, &remote));
+    assert_int_equal(weft_write(d->conn, from, len, &remote, at, 20 * T), len);
+    assert_true(test_differs(to + at, len, 1, 0) < 0);
+    for (size_t i = 0; i < MIB; i++)
+        CHECK(to[i] == 0, "byte %zu of the first MiB has changed", i);
+    test_zero(from, MIB);
+    assert_int_equal(weft_read(d->conn, from, len, &remote, at, 20 * T), len);
+    assert_true(test_differs(from, len, 1, 0) < 0);
+    WEFT_OK(weft_mem_dereg(mem));
+    munmap(to, TIMES * MIB);
+    free(from);
+    close(fd);
+}
+
 static void more_than_4_gib_at_once(void **state)
 {
     struct duo *d = *state;
@@ -431,6 +460,7 @@ int main(void)
         IN_BOTH(post_refuses_nonsense),
         IN_BOTH(lengths_beyond_4_gib_are_judged_whole),
 #ifndef TEST_THREAD_SANITIZER
+        IN_ONE(beyond_4_gib),
         IN_ONE(more_than_4_gib_at_once),
 #endif
         IN_TWO(a_write_behind_many_messages),
