@@ -478,6 +478,9 @@ void weft__stage_area(struct weft__endpoint *ep, int status, const char *why)
             return;
         }
         if (conn->stage.landing_wanted) {
+            if (status)
+                weft_log(WEFT_LOG_WARN, "conn", "%s: cannot stage memory of GPUs for the peer: %s",
+                         conn->peer_text, why);
             weft__serve_area(conn, status ? NULL : weft__area_get(ep), status);
             return;
         }
