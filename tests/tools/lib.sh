@@ -28,6 +28,11 @@ status()
     local want=$1 got=0
     shift
     "$@" >"$work/out" 2>"$work/cmd.err" || got=$?
+    # of LeakSanitizer itself, which looks at a process that has ended: seen twice in some hundred runs of .ci/run's kind
+    if grep -q 'LeakSanitizer has encountered a fatal error' "$work/cmd.err"; then
+        got=0
+        "$@" >"$work/out" 2>"$work/cmd.err" || got=$?
+    fi
     [ "$got" = "$want" ] || fail "'$*' exited with $got, not $want"
 }
 
