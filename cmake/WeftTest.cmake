@@ -52,7 +52,7 @@ endif()
 # Reorders and delays (microseconds) completions, and accepts one post of five only in part.
 set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
 # The same, on a nic without the operations that core makes up for.
-set(WEFT_TEST_HIDDEN "seed=2,reorder=4,delay=200,partial=20,hide=add64+write_imm+fence")
+set(WEFT_TEST_HIDDEN "seed=2,reorder=8,delay=200,partial=20,hide=add64+write_imm+fence")
 # Tests ask for more memory than there is, to see that it is an error. What crashes is the sanitizer's to report, since cmocka's
 # handlers lose what happens in other threads than the test's.
 set(sanitizers "allocator_may_return_null=1:handle_segv=2:handle_sigbus=2:handle_sigill=2:handle_sigfpe=2")

@@ -20,6 +20,8 @@ static void *read_image(const struct vendor *vendor, const char *path)
     FILE *file = fopen(path, "rb");
     const char *why = file ? "it is empty, or too long" : strerror(errno);
     uint8_t *bytes = file ? calloc(1, IMAGE_MOST) : NULL;
+    if (file && !bytes)
+        why = "no memory to read it";
     size_t n = bytes ? fread(bytes, 1, IMAGE_MOST, file) : 0;
     if (n == 0 || n == IMAGE_MOST) {
         weft_log(WEFT_LOG_WARN, "gpu", "%s: %s is no file of kernels: %s", vendor->kernels_setting,

@@ -345,7 +345,7 @@ WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 WEFT_API int weft_op_wait(weft_op_t op, int timeout_ms, struct weft_op_status *status);
 /*
  * Ask that an operation ends soon. It still has to be waited for; it ends with WEFT_ECANCELED, or
- * as it would have if it was too late. What has reached the peer stays there; of a write or read nothing lands after the end. A message
+ * as it would have if it was too late. What has reached the peer stays there; of a write or read nothing lands after the end while the conn is up. A message
  * or notification that was on its way may still be taken. What a peer that does not go on (it is stopped, or makes no progress) is in the middle of ends when its conn
  * is closed. Returns 0.
  */
