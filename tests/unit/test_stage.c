@@ -654,6 +654,98 @@ static void answers_that_nobody_waits_for(void **state)
     goes_down(l);
 }
 
+/* An answer to who asks for an area: of n slots of `bytes`, len bytes in all. */
+struct offer {
+    uint32_t status, bytes, slots, owner, access, magic; /* owner, magic: what they differ by from right ones */
+    uint64_t len;
+    size_t cut;
+};
+
+static struct weft_remote lie_of(const struct liar *l, uint32_t flags, const struct offer *offer)
+{
+    struct weft_remote remote = {{0}};
+    struct weft__writer w = {remote.bytes, remote.bytes + sizeof remote.bytes, false};
+    weft__put_u8(&w, WEFT__REMOTE_VERSION);
+    weft__put_u8(&w, (uint8_t)flags);
+    weft__put_u16(&w, (uint16_t)(WEFT__REMOTE_MAGIC + offer->magic));
+    weft__put_u32(&w, weft__owner_id(l->peer.uuid) + offer->owner);
+    weft__put_u64(&w, 1 << 20);
+    weft__put_u64(&w, offer->len);
+    weft__put_u64(&w, 77);
+    return remote;
+}
+
+static void say_area(struct liar *l, const struct offer *offer)
+{
+    struct weft_remote remote = lie_of(l, offer->access, offer);
+    uint8_t body[12 + sizeof remote + 1] = {0};
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u32(&w, offer->status);
+    weft__put_u32(&w, offer->bytes);
+    weft__put_u32(&w, offer->slots);
+    weft__put(&w, remote.bytes, sizeof remote.bytes);
+    say(l, WEFT__MSG_STAGE_AREA, body, (size_t)(w.at - body) - offer->cut);
+}
+
+static enum weft__far_state far_state(const struct liar *l)
+{
+    struct weft__conn *conn = weft__handle_get(l->conn, WEFT__CONN);
+    pthread_mutex_lock(&conn->ep->lock);
+    enum weft__far_state state = conn->stage.far_state;
+    pthread_mutex_unlock(&conn->ep->lock);
+    weft__handle_put(l->conn);
+    return state;
+}
+
+/* A write that asks for an area of the peer. */
+static weft_op_t ask(struct liar *l)
+{
+    struct weft_remote remote = lie_of(l, WEFT_WRITE | WEFT__STAGED, &(struct offer){.len = LEN});
+    struct weft_local local = {l->t.far.at, LEN, l->t.far_mem};
+    weft_op_t op;
+    WEFT_OK(weft_post(l->conn,
+                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                                .remote = &remote, .nremote = 1),
+                      &op));
+    TEST_UNTIL(far_state(l) == WEFT__FAR_ASKED, test_sleep_ms(1), "the question for an area");
+    return op;
+}
+
+static void areas_that_make_no_sense(void **state)
+{
+    enum { RW = WEFT_READ | WEFT_WRITE, N = WEFT__STAGE_LEAST, MANY = WEFT__MAX_SLOTS + 1 };
+    static const struct offer bad[] = {
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW, .status = 1},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW, .owner = 1},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW, .magic = 1},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = WEFT_READ},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = WEFT_WRITE},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW | WEFT_ATOMIC},
+        {.bytes = 4096, .slots = N, .len = 4096 * N - 1, .access = RW},
+        {.bytes = 4096, .slots = N, .len = 4096 * N + 1, .access = RW},
+        {.bytes = 4096, .slots = N - 1, .len = 4096 * (N - 1), .access = RW},
+        {.bytes = 4096, .slots = MANY, .len = 4096 * MANY, .access = RW},
+        {.bytes = 1u << 31, .slots = 32, .len = 0, .access = RW}, /* 2^36, which is 0 in 32 bits */
+        {.bytes = 0, .slots = N, .len = 0, .access = RW},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW, .cut = 1},
+        {.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW, .cut = (size_t)-1},
+    };
+    struct liar *l = *state;
+    weft_op_t op = ask(l);
+    say_area(l, &(struct offer){.bytes = 4096, .slots = N, .len = 4096 * N, .access = RW});
+    TEST_UNTIL(far_state(l) == WEFT__FAR_THERE, test_sleep_ms(1), "the area to be taken");
+    for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+        bare_close(&l->peer);
+        assert_true(end_of(op).status < 0);
+        bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
+        WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
+        op = ask(l);
+        say_area(l, &bad[i]);
+        goes_down(l);
+    }
+    assert_true(end_of(op).status < 0);
+}
+
 /* Refused with an answer: the peer may not know better. */
 static void keys_and_bounds_are_checked(void **state)
 {
@@ -862,6 +954,7 @@ int main(void)
         LIAR(an_area_with_a_body),
         LIAR(a_slot_that_is_in_use),
         LIAR(slots_beside_those_in_use),
+        LIAR(areas_that_make_no_sense),
         LIAR(answers_that_nobody_waits_for),
         LIAR(keys_and_bounds_are_checked),
     };
