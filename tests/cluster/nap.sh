@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# nap SECONDS: sleep without a process. To start one takes a tenth of a second of the processor where it is emulated
-# (tests/vm), and who looks ten times a second took it from the tests.
+# nap SECONDS: sleep without a process, which takes a tenth of a second of the processor to start where that is emulated (tests/vm).
+# Of a pipe that is open at both ends nothing comes, not even its end.
 exec {nap_fd}<> <(:)
 nap()
 {

@@ -59,7 +59,6 @@ struct side {
     const struct weft_transport_ops *ops;
     struct weft_nic *nic;
     struct side *other; /* polled in turns with this one, or NULL */
-    uint64_t heard;     /* when a poll of side_pump last found something */
     struct side_link links[MAX_LINKS];
     int nlinks;
     struct rec *recs;
@@ -81,7 +80,7 @@ void side_open(struct side *side, int lane);
 void side_close(struct side *side);
 /* Poll once and file. Returns the number of comps. */
 int side_poll(struct side *side);
-/* Poll this side and the other; give the processor away if nothing came, and nap if nothing has come for long. */
+/* Poll this side and the other; give the processor away if nothing came. */
 void side_pump(struct side *side);
 /* Hand over one cmd, as often as it takes. Returns its number, or the negative code of post. */
 int64_t side_post(struct side *side, int link, const struct weft_cmd *cmd);

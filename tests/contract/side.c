@@ -4,12 +4,7 @@
 
 #include "registry.h"
 
-#include <time.h>
-
 #define MAX_COMPS 64
-/* Who polls on takes the processor from what moves the bytes, where that is software: the kernel of an emulated machine. */
-#define IDLE_NS 200000
-#define NAP_NS 50000
 /* Comps of a cmd carry this back: never 0, and all 64 bits matter. */
 #define CTX_OF(n) ((uint64_t)((n) + 1) << 32 | (uint32_t)~((n) + 1))
 
@@ -160,12 +155,7 @@ void side_pump(struct side *side)
     int n = side_poll(side);
     if (side->other)
         n += side_poll(side->other);
-    uint64_t now = weft_now();
-    if (n)
-        side->heard = now;
-    else if (now - side->heard > IDLE_NS)
-        nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
-    else
+    if (!n)
         sched_yield();
 }
 

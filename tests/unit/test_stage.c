@@ -654,7 +654,7 @@ static void answers_that_nobody_waits_for(void **state)
     goes_down(l);
 }
 
-/* An answer to who asks for an area: of n slots of `bytes`, len bytes in all. */
+/* An answer to who asks for an area: of so many slots of so many bytes, len in all. */
 struct offer {
     uint32_t status, bytes, slots, owner, access, magic; /* owner, magic: what they differ by from right ones */
     uint64_t len;
