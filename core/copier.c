@@ -25,15 +25,17 @@ int weft__copier_open(struct weft__endpoint *ep)
     struct weft__copier *c = &ep->copier;
     c->kernels = weft_config_int("WEFT_GPU_KERNELS");
     c->slot_bytes = (uint64_t)weft_config_int("WEFT_STAGE_CHUNK") / WEFT__STAGE_SLOTS;
-    c->nslots = (int)weft_config_int("WEFT_STAGE_SLOTS") *
-                    weft__lanes_asked(true, ep->threads_asked) * WEFT__STAGE_SLOTS +
-                WEFT__STAGE_SPARE;
-    if (c->nslots > WEFT__MAX_SLOTS)
-        c->nslots = WEFT__MAX_SLOTS;
     c->queue_tail = &c->queue;
     c->running_tail = &c->running;
     c->chores_tail = &c->chores;
     return pthread_mutex_init(&c->lock, NULL) ? weft_fail(-ENOMEM, "no memory for a lock") : 0;
+}
+
+void weft__copier_fit(struct weft__endpoint *ep)
+{
+    int pieces = (int)weft_config_int("WEFT_STAGE_SLOTS") * weft__lanes_asked(ep, true, true);
+    int slots = pieces * WEFT__STAGE_SLOTS + WEFT__STAGE_SPARE;
+    ep->copier.nslots = slots < WEFT__MAX_SLOTS ? slots : WEFT__MAX_SLOTS;
 }
 
 struct weft_gpu *weft__gpu_opened(struct weft__endpoint *ep, int ordinal)

@@ -79,6 +79,8 @@ struct weft__copier {
 };
 
 int weft__copier_open(struct weft__endpoint *ep);
+/* How many pieces its areas have: the endpoint knows whether it has GPUs, and its threads. */
+void weft__copier_fit(struct weft__endpoint *ep);
 /* No copies are left. */
 void weft__copier_close(struct weft__endpoint *ep);
 /* This GPU is going to copy: open it, unless it is. No lock held. */

@@ -178,14 +178,15 @@ static int least(int a, int b)
     return a < b ? a : b;
 }
 
-int weft__lanes_asked(bool by_processor, int threads)
+int weft__lanes_asked(const struct weft__endpoint *ep, bool by_processor, bool beyond)
 {
     int lanes = (int)weft_config_int("WEFT_LANES");
     if (lanes)
         return lanes;
-    if (!by_processor || threads < 1)
+    if (!by_processor || ep->threads_asked < 1)
         return 1;
-    return least(threads, WEFT__MOST_LANES);
+    int each = beyond && ep->gpu_apart ? 2 : 1;
+    return least(each * ep->threads_asked, WEFT__MOST_LANES);
 }
 
 /* How many devices, and nics of each: rather more devices. */
@@ -193,7 +194,7 @@ static void share(struct opening *o, const struct weft_device_info *list, int n)
 {
     int rails = 0, room = WEFT__MAX_LANES - o->ep->nlanes - o->opts->later;
     o->room = room;
-    int lanes = weft__lanes_asked(o->transport->by_processor, o->ep->threads_asked);
+    int lanes = weft__lanes_asked(o->ep, o->transport->by_processor, !o->transport->same_host);
     for (int i = 0; i < n; i++)
         rails += list[i].rail > 0;
     o->choice.most = least(o->choice.most, room);

@@ -23,9 +23,12 @@ struct weft__rails_opts {
     const char *near, *fault, *bind_host;
     int later; /* transports that are still to come: a nic is left for each */
 };
-/* Nics of each device that WEFT_LANES asks for, in an endpoint of so many threads; by_processor as in
- * struct weft_transport. */
-int weft__lanes_asked(bool by_processor, int threads);
+/*
+ * Nics of each device that WEFT_LANES asks for, of a transport that moves the bytes by processor (as in struct weft_transport), and
+ * beyond this host. Two for each thread where memory of GPUs is staged: the pieces wait for steps of both sides, and with a nic
+ * more the thread that waits for the operation is one more that moves them (figures: bench/results/2026-11-27-gpu.md).
+ */
+int weft__lanes_asked(const struct weft__endpoint *ep, bool by_processor, bool beyond);
 /*
  * Open nics of a transport's devices: of up to WEFT_RAILS devices as many each as WEFT_LANES asks for, and in such an order
  * that the first links of a conn go by different devices. A device that cannot be opened is left out,

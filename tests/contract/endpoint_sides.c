@@ -17,7 +17,8 @@ static void lanes(struct host *host, void *arg)
 {
     (void)host;
     int64_t lanes = weft_config_int("WEFT_LANES");
-    *(int64_t *)arg = lanes ? lanes : 1; /* of one progress thread */
+    bool staged = strcmp(test_gpu(), "host") && !strcmp(test_common_transport(), "tcp");
+    *(int64_t *)arg = lanes ? lanes : staged ? 2 : 1; /* of one progress thread */
 }
 
 /* One link for each lane that both have, of the first transport of A's list that B has. */

@@ -454,7 +454,9 @@ static int liar_setup(void **state)
     struct liar *l = calloc(1, sizeof *l);
     struct weft__remote remote;
     test_begin();
+    WEFT_OK(weft_config_set("WEFT_LANES", "1")); /* areas of as few slots */
     two_open(&l->t, "delay=20", 0, 0);
+    WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
     WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
     WEFT_OK(weft__remote_decode(&l->t.remote, &remote));
@@ -870,8 +872,10 @@ static void areas_that_differ(void **state)
 static weft_op_t begin_long(struct two *t, const char *slots, const char *settings)
 {
     near_chunk = far_chunk = "8K";
-    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots));
+    WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots)); /* for each nic */
+    WEFT_OK(weft_config_set("WEFT_LANES", "1"));
     two_open(t, "", 0, 0);
+    WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
     near_chunk = far_chunk = NULL;
     assert_int_equal(weft_write(t->conn, t->near.at, 8, &t->remote, 0, T),
@@ -894,6 +898,34 @@ static void short_ones_overtake(void **state)
     assert_int_equal(end_of(op).status, 0);
     assert_true(test_differs(t.far.at, LEN, 1, 0) < 0);
     two_close(&t);
+}
+
+static void has_links(const char *gpu, int threads, int links)
+{
+    struct weft_endpoint_opts opts = {.struct_size = sizeof opts, .transport = "tcp", .gpu = gpu, .progress_threads = threads};
+    struct weft_conn_info info;
+    weft_endpoint_t a, b;
+    weft_conn_t conn, other;
+    WEFT_OK(weft_endpoint_open(&opts, &a));
+    WEFT_OK(weft_endpoint_open(&opts, &b));
+    duo_join(a, b, &conn, &other);
+    WEFT_OK(weft_conn_info(conn, &info));
+    CHECK(info.links == links, "%s, %d threads: %d links, not %d", gpu, threads, (int)info.links, links);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
+static void a_thread_has_two_nics_beside_gpus(void **state)
+{
+    (void)state;
+    driver("");
+    has_links(test_gpu(), 1, 2);
+    has_links(test_gpu(), 2, 4);
+    has_links(test_gpu(), 5, 8);
+    has_links("host", 2, 2);
+    WEFT_OK(weft_config_set("WEFT_LANES", "3"));
+    has_links(test_gpu(), 1, 3);
+    WEFT_OK(weft_config_set("WEFT_LANES", NULL));
 }
 
 static void some_slots_are_for_short_ones(void **state)
@@ -947,6 +979,7 @@ int main(void)
         cmocka_unit_test(areas_that_differ),
         cmocka_unit_test(short_ones_overtake),
         cmocka_unit_test(some_slots_are_for_short_ones),
+        cmocka_unit_test(a_thread_has_two_nics_beside_gpus),
         cmocka_unit_test(steps_of_what_is_long_are_patient),
         LIAR(copies_that_make_no_sense),
         LIAR(a_copy_without_an_area),
