@@ -17,7 +17,7 @@ BULK = {MIB: 16, 16 * MIB: 16, 64 * MIB: 4}  # size: under way
 PIECES, PIECE, PIECES_DEPTHS = 128, 32 * KIB, (16, 1)
 TINY = 8
 SIDES = {256: 256, 64: 64}  # MiB of a side: operations of 1 MiB under way
-THREADS = (0, 2, 4)  # progress threads; 0: the caller's
+THREADS = (0, 1, 2, 4)  # progress threads; 0: the caller's; 1: the default of the library
 WEFT, DRIVER, NCCL, NCCL_GROUP = "Weft", "driver's copy", "NCCL", "NCCL, in groups"
 HOST_MEMORY = "Weft, memory of the host"
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
@@ -25,7 +25,8 @@ SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket
 NCCL_SOCKETS = {"NCCL's sockets": {},
                 "NCCL's sockets, 2 threads": {"NCCL_SOCKET_NTHREADS": "2", "NCCL_NSOCKS_PERTHREAD": "2"},
                 "NCCL's sockets, 4 threads": {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}}
-NCCL_OF = dict(zip(THREADS, NCCL_SOCKETS))  # as many threads a side
+# as many threads a side, beside that of the program, which waits; with none there is only this one
+NCCL_OF = dict(zip(THREADS, ["NCCL's sockets", *NCCL_SOCKETS]))
 
 
 class Driver:
@@ -67,7 +68,8 @@ class Nccl:
         return result
 
     def bandwidth(self, *what, env=None):
-        return Sample(self.run(*what, env=env)["GBps"], None)
+        result = self.run(*what, env=env)
+        return Sample(result["GBps"], result["cpu_s_per_GB"])
 
     def latency(self, *what):
         return Sample(self.run(*what)["p50_us"], None)
@@ -181,7 +183,7 @@ def host_rows(t):
 
 
 def tcp_row(op, side, threads):
-    who = f"{threads} progress threads" if threads else "the caller's thread"
+    who = f"{threads} progress thread{'s' if threads > 1 else ''}" if threads else "the caller's thread"
     return f"tcp {op} 1 MiB, {side} MiB a side, {who}"
 
 

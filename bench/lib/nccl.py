@@ -5,13 +5,15 @@
 
 Runs in a Python that has torch with NCCL, whose functions are called directly; prints a line of JSON. DEPTH operations of SIZE
 bytes go from a ring of slots of GPU 0 to the same slots of GPU 1: by a call each, or with --group all of the ring by one group of
-calls. An operation counts when its recv has ended. At DEPTH 1 p50_us is what one takes, from the call of its send to the end of it at the sender. Then every byte is compared.
+calls. An operation counts when its recv has ended; cpu_s_per_GB is what both processes used meanwhile, NCCL's threads and those that
+wait. At DEPTH 1 p50_us is what one takes, from the call of its send to the end of it at the sender. Then every byte is compared.
 """
 import argparse
 import ctypes
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import statistics
 import sys
@@ -108,28 +110,35 @@ class Side:
         return bool(torch.equal(self.memory, pattern(self.words, self.rank)))
 
 
+def cpu_s():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
 def receive(pipe, args):
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not left behind with a GPU
     side = Side(1, pipe, args)
     side.rings(2)
     while rings := pipe.recv():
+        before = cpu_s()
         side.rings(rings)
+        used = cpu_s() - before
         if rings == PROBE:  # what came so far does not count
             side.memory.zero_()
             torch.cuda.synchronize()
-        pipe.send("there")
+        pipe.send(used)
     pipe.send(side.is_right())
     pipe.recv()
 
 
 def timed(side, pipe, n):
     pipe.send(n)
-    start = time.perf_counter()
+    start, before = time.perf_counter(), cpu_s()
     took = side.rings(n)
     if not pipe.poll(LIMIT_S):
         raise RuntimeError("the receiver does not end")
-    pipe.recv()
-    return time.perf_counter() - start, took
+    used = pipe.recv() + cpu_s() - before
+    return time.perf_counter() - start, used, took
 
 
 def main():
@@ -151,11 +160,12 @@ def main():
     side.rings(2)
     probe = timed(side, ours, PROBE)[0] / PROBE
     rings = max(PROBE + 1, int(args.seconds / probe))
-    seconds, took = timed(side, ours, rings)
+    seconds, used, took = timed(side, ours, rings)
+    moved = rings * args.depth * args.size / 1e9
     ours.send(0)
     right = ours.recv()
     ours.send("end")
-    print(json.dumps({"GBps": rings * args.depth * args.size / seconds / 1e9, "p50_us": statistics.median(took) * 1e6,
+    print(json.dumps({"GBps": moved / seconds, "cpu_s_per_GB": used / moved, "p50_us": statistics.median(took) * 1e6,
                       "version": ".".join(map(str, torch.cuda.nccl.version())), "verified": right}), flush=True)
     os._exit(0 if right else 1)  # its threads do not end by themselves
 
