@@ -235,7 +235,9 @@ def markdown(rows, goals, samples):
         elif goal.weft in samples.unmeasured():
             lines.append(f"| {goal.text} | not measured | **missed** |")
         elif samples.has(goal.weft):
-            lines.append(f"| {goal.text} | nothing of the same state to compare with | **missed** |")
+            chosen = any(row in samples.rows for row, _ in goal.others) or any(o in samples.unmeasured() for o in goal.others)
+            words = "nothing of the same state to compare with | **missed**" if chosen else "the others were not to be measured | "
+            lines.append(f"| {goal.text} | {words} |")
     return lines
 
 
