@@ -12,7 +12,6 @@
 
 /* Bytes that one poll may receive, and as many that it may send. */
 #define POLL_BYTES (1024 * 1024)
-#define SHORT_BYTES (64 * 1024) /* of a socket of short payload, when there is no more of them */
 #define EVENTS 64
 /* While sockets are hot, epoll is asked in every n-th poll: a system call that mostly says no. The
  * more often it has told of nothing but them, the less often, up to some 50 us: so who is not hot waits at most as long
@@ -433,17 +432,17 @@ static bool look(struct tcp_poll *poll, struct tcp_sock *sock)
     return any;
 }
 
-/* The others took all of this poll, and epoll does not tell of these. What carries only what is short is read all the same: the peer
- * may wait for it, and a poll that receives so much takes long. */
+/* Other sockets took all of this poll. What carries only what is short is read all the same: the peer may wait for it, and a poll
+ * that receives so much takes long. The rest come first in later polls: epoll tells of them seldom, or not at all. */
 static void read_short(struct tcp_poll *poll)
 {
     struct tcp_nic *nic = poll->nic;
     for (uint32_t i = 0; i < nic->nhot;) {
         struct tcp_sock *sock = nic->hot[i];
         if (sock->turn != nic->polls && sock->index == 0 && sock->link->nsocks > 1) {
-            poll->budget = SHORT_BYTES;
+            poll->budget = TCP_TURN;
             nic->stale |= tcp_rx_turn(poll, sock);
-        } else if (sock->turn != nic->polls && sock->unwatched) {
+        } else if (sock->turn != nic->polls) {
             tcp_rx_unread(sock);
         }
         i += i < nic->nhot && nic->hot[i] == sock; /* or its link is dead */
