@@ -69,8 +69,8 @@ static const char *const kind_names[] = {"string", "string", "int", "power of 2"
        "that opens the endpoint may run")                                                         \
     XX("WEFT_LANES", INT, "0", 0, WEFT__MOST_LANES,                                               \
        "nics made of each device: transfers are spread over them, each may have its thread; 0: "  \
-       "one for each progress thread where processors move the bytes (tcp, local), two with tcp " \
-       "in a process that uses GPUs, else one")                                                   \
+       "one for each progress thread where processors move the bytes (tcp, local), or two with "  \
+       "tcp if GPUs are known of when the endpoint opens; else one")                              \
     XX("WEFT_NIC_ADDS", BOOL, "0", 0, 1,                                                          \
        "let RDMA nics add by themselves, atomic only among what one nic adds; else the peer's "   \
        "processor does")                                                                          \

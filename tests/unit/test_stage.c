@@ -869,11 +869,11 @@ static void areas_that_differ(void **state)
 }
 
 /* In pieces of 8 KiB, so many at a time; copies take so many beats of the driver. */
-static weft_op_t begin_long(struct two *t, const char *slots, const char *settings)
+static weft_op_t begin_long(struct two *t, const char *lanes, const char *slots, const char *settings)
 {
     near_chunk = far_chunk = "8K";
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots)); /* for each nic */
-    WEFT_OK(weft_config_set("WEFT_LANES", "1"));
+    WEFT_OK(weft_config_set("WEFT_LANES", lanes));
     two_open(t, "", 0, 0);
     WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
@@ -888,7 +888,7 @@ static void short_ones_overtake(void **state)
 {
     (void)state;
     struct two t;
-    weft_op_t op = begin_long(&t, "2", "delay=20");
+    weft_op_t op = begin_long(&t, "1", "2", "delay=20");
     for (int64_t len = 8; len <= 16384; len *= 2) { /* of one slot, and of several */
         assert_int_equal(weft_write(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
         assert_int_equal(weft_read(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
@@ -900,9 +900,9 @@ static void short_ones_overtake(void **state)
     two_close(&t);
 }
 
-static void has_links(const char *gpu, int threads, int links)
+static void has_links(const char *transport, const char *gpu, int threads, int links)
 {
-    struct weft_endpoint_opts opts = {.struct_size = sizeof opts, .transport = "tcp", .gpu = gpu, .progress_threads = threads};
+    struct weft_endpoint_opts opts = {.struct_size = sizeof opts, .transport = transport, .gpu = gpu, .progress_threads = threads};
     struct weft_conn_info info;
     weft_endpoint_t a, b;
     weft_conn_t conn, other;
@@ -910,7 +910,7 @@ static void has_links(const char *gpu, int threads, int links)
     WEFT_OK(weft_endpoint_open(&opts, &b));
     duo_join(a, b, &conn, &other);
     WEFT_OK(weft_conn_info(conn, &info));
-    CHECK(info.links == links, "%s, %d threads: %d links, not %d", gpu, threads, (int)info.links, links);
+    CHECK(info.links == links, "%s, %s, %d threads: %d links, not %d", transport, gpu, threads, (int)info.links, links);
     WEFT_OK(weft_endpoint_close(a));
     WEFT_OK(weft_endpoint_close(b));
 }
@@ -919,12 +919,14 @@ static void a_thread_has_two_nics_beside_gpus(void **state)
 {
     (void)state;
     driver("");
-    has_links(test_gpu(), 1, 2);
-    has_links(test_gpu(), 2, 4);
-    has_links(test_gpu(), 5, 8);
-    has_links("host", 2, 2);
+    has_links("tcp", test_gpu(), 1, 2);
+    has_links("tcp", test_gpu(), 2, 4);
+    has_links("tcp", test_gpu(), 5, 8);
+    has_links("tcp", "auto", 1, 2); /* its library is loaded */
+    has_links("tcp", "host", 2, 2);
+    has_links("local", test_gpu(), 2, 2); /* its GPUs copy by themselves */
     WEFT_OK(weft_config_set("WEFT_LANES", "3"));
-    has_links(test_gpu(), 1, 3);
+    has_links("tcp", test_gpu(), 1, 3);
     WEFT_OK(weft_config_set("WEFT_LANES", NULL));
 }
 
@@ -932,12 +934,12 @@ static void some_slots_are_for_short_ones(void **state)
 {
     (void)state;
     static const struct {
-        const char *slots;
+        const char *lanes, *slots;
         int by_long, all; /* of an area, 64 at most */
-    } cases[] = {{"2", 8, 10}, {"4", 16, 18}, {"16", 60, 64}};
+    } cases[] = {{"1", "2", 8, 10}, {"1", "4", 16, 18}, {"1", "16", 60, 64}, {"3", "2", 24, 26}, {NULL, "2", 16, 18}};
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         struct two t;
-        weft_op_t ops[7] = {begin_long(&t, cases[c].slots, "delay=1000000")};
+        weft_op_t ops[7] = {begin_long(&t, cases[c].lanes, cases[c].slots, "delay=1000000")};
         assert_int_equal(slots_in_use(t.conn, false), cases[c].by_long);
         for (int i = 1; i < 7; i++) {
             struct weft_local local = {t.near.at, 8, t.near_mem};
