@@ -33,7 +33,8 @@ int weft__copier_open(struct weft__endpoint *ep)
 
 void weft__copier_fit(struct weft__endpoint *ep)
 {
-    int pieces = (int)weft_config_int("WEFT_STAGE_SLOTS") * weft__lanes_asked(ep, true, true);
+    int lanes = weft__lanes_asked(ep, true, true); /* as tcp has: no transport has more */
+    int pieces = (int)weft_config_int("WEFT_STAGE_SLOTS") * lanes;
     int slots = pieces * WEFT__STAGE_SLOTS + WEFT__STAGE_SPARE;
     ep->copier.nslots = slots < WEFT__MAX_SLOTS ? slots : WEFT__MAX_SLOTS;
 }

@@ -164,10 +164,10 @@ static int open_all(struct weft__endpoint *ep, const struct weft_endpoint_opts *
     rc = open_gpu(ep, o->gpu ? o->gpu : weft_config_str("WEFT_GPU"));
     if (rc)
         return rc;
+    weft__copier_fit(ep);
     rc = weft__boot_open(ep, o->listen ? o->listen : weft_config_str("WEFT_LISTEN"));
     if (rc)
         return rc;
-    weft__copier_fit(ep);
     ep->passive = o->passive_accept;
     const char *near = o->near ? o->near : weft_config_str("WEFT_NEAR");
     rc = weft__near_check(near);

@@ -26,7 +26,7 @@ struct weft__rails_opts {
 /*
  * Nics of each device that WEFT_LANES asks for, of a transport that moves the bytes by processor (as in struct weft_transport), and
  * beyond this host. Two for each thread where memory of GPUs is staged: the pieces wait for steps of both sides, and with a nic
- * more the caller that waits for the operation is one more that moves them, between steps (figures: bench/results/2026-11-27-gpu.md).
+ * more a thread that waits in Weft is one more that moves them, between steps (figures: bench/results/2026-11-27-gpu.md).
  */
 int weft__lanes_asked(const struct weft__endpoint *ep, bool by_processor, bool beyond);
 /*

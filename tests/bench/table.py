@@ -153,6 +153,9 @@ class Lines(unittest.TestCase):
         got = samples(weft=[(10, None)], peer=[(10, FAST)])
         self.assertIn("| goal | nothing of the same state to compare with | **missed** |", table.markdown([], [goal()], got))
         self.assertEqual(table.markdown([], [goal()], samples(other=[(1, FAST)]))[-1], "|---|---|---|")
+        elsewhere = table.Goal("goal", ("row", "weft"), ">=", 1, [("another row", "peer")])  # of a part that was not asked for
+        lines = table.markdown([], [elsewhere], samples(weft=[(10, FAST)]))
+        self.assertIn("| goal | the others were not to be measured |  |", lines)
 
     def test_what_failed_is_missed_and_ends_the_run(self):
         def fail():

@@ -888,7 +888,7 @@ static void short_ones_overtake(void **state)
 {
     (void)state;
     struct two t;
-    weft_op_t op = begin_long(&t, "1", "2", "delay=20");
+    weft_op_t op = begin_long(&t, NULL, "2", "delay=20");
     for (int64_t len = 8; len <= 16384; len *= 2) { /* of one slot, and of several */
         assert_int_equal(weft_write(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
         assert_int_equal(weft_read(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);

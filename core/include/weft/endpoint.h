@@ -59,7 +59,7 @@ struct weft_endpoint_opts {
      * was named and finds no device: WEFT_ENODEV. */
     const char *gpu;
     /* 1 to 64: that many threads; WEFT_PROGRESS_CALLER; 0: WEFT_PROGRESS_THREADS. Where processors move the bytes
-     * (tcp, local) a transfer is spread over up to 8 of them (WEFT_LANES), and callers that wait help; RDMA nics need no more than one. */
+     * (tcp, local) a transfer is spread over up to 8 of them (WEFT_LANES), and threads that wait in Weft help; RDMA nics need no more than one. */
     int progress_threads;
     /* Accepted conns are not queued for weft_endpoint_accept: they work at once and are listed by
      * weft_endpoint_conns. One that goes down is closed by the endpoint: its handle is then stale. */
