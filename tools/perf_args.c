@@ -48,6 +48,8 @@ static const char usage_text[] =
     "      --small-pages         host memory of this side (--local: of both) without huge pages\n"
     "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes (default: this one)\n"
+    "      --away                the target (of --local, or this one) sleeps while it is written to or\n"
+    "                            read, as a program that computes: its progress threads are alone\n"
     "      --verify, --no-verify check every byte outside the timing (default: yes)\n"
     "      --timeout SECONDS     longest time for one size (default 300)\n"
     "  -j, --json FILE           results as JSON, - for standard output\n"
@@ -65,7 +67,8 @@ enum {
     OPT_IDLE,
     OPT_SECRET_FILE,
     OPT_GPU_BACKEND,
-    OPT_SMALL_PAGES
+    OPT_SMALL_PAGES,
+    OPT_AWAY
 };
 
 static const struct option options[] = {
@@ -87,6 +90,7 @@ static const struct option options[] = {
     {"gpu-backend", required_argument, NULL, OPT_GPU_BACKEND},
     {"small-pages", no_argument, NULL, OPT_SMALL_PAGES},
     {"progress-threads", required_argument, NULL, 'p'},
+    {"away", no_argument, NULL, OPT_AWAY},
     {"secret-file", required_argument, NULL, OPT_SECRET_FILE},
     {"verify", no_argument, NULL, OPT_VERIFY},
     {"no-verify", no_argument, NULL, OPT_NO_VERIFY},
@@ -269,6 +273,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
     case OPT_SMALL_PAGES:
         args->mem.small_pages = args->target_mem.small_pages = true;
         return 0;
+    case OPT_AWAY:
+        args->away = true;
+        return 0;
     case 'm':
         return set_mem(args);
     case 'g':
@@ -319,6 +326,11 @@ static int check(struct perf_args *args)
         return usage_error("--conns does not apply to --bidir, send and notify", NULL);
     if (args->behind && (args->bidir || (args->test != PERF_WRITE && args->test != PERF_READ)))
         return usage_error("--behind applies to write and read one way", NULL);
+    if (args->away && (args->bidir || args->role == PERF_CONNECT ||
+                       (args->test != PERF_WRITE && args->test != PERF_READ)))
+        return usage_error("--away applies to the target of write and read one way", NULL);
+    if (args->away && !args->progress_threads)
+        return usage_error("--away needs --progress-threads: nobody would move the bytes", NULL);
     if (args->idle_s && args->threads > 1)
         return usage_error("--idle does not apply to --threads", NULL);
     for (int i = 0; args->test == PERF_ADD && i < args->nsizes; i++)

@@ -338,6 +338,10 @@ static int turn(const struct perf_worker *w)
 {
     if (polls_one(w))
         return 0;
+    if (w->args->away && !perf_active(w)) {
+        usleep(SLEEP_MS * 1000);
+        return 1;
+    }
     bool asleep_elsewhere = w->sleep_ms && (perf_active(w) || w->run.test == PERF_SEND ||
                                             w->run.test == PERF_NOTIFY);
     if (asleep_elsewhere)

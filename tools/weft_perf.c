@@ -37,6 +37,7 @@ static void add_options(cJSON *json, const struct perf_args *args)
     cJSON_AddNumberToObject(json, "threads", args->threads);
     cJSON_AddNumberToObject(json, "conns", args->conns);
     cJSON_AddNumberToObject(json, "progress_threads", args->progress_threads);
+    cJSON_AddBoolToObject(json, "away", args->away);
     cJSON_AddBoolToObject(json, "bidir", args->bidir);
     cJSON_AddBoolToObject(json, "small_pages", args->mem.small_pages);
 }
@@ -63,6 +64,8 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
         fprintf(out->table, ", behind %s", size_format(out->args->behind, size));
     if (out->args->mem.small_pages)
         fputs(", small pages", out->table);
+    if (out->args->away)
+        fputs(", the target away", out->table);
     fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);
     if (path->why[0])
         fprintf(out->table, "path: %s\n", path->why);

@@ -20,6 +20,7 @@ SIDES = {256: 256, 64: 64}  # MiB of a side: operations of 1 MiB under way
 THREADS = (0, 1, 2, 4)  # progress threads; 0: the caller's; 1: the default of the library
 WEFT, DRIVER, NCCL, NCCL_GROUP = "Weft", "driver's copy", "NCCL", "NCCL, in groups"
 HOST_MEMORY = "Weft, memory of the host"
+AWAY = "Weft, the target's program elsewhere"  # its progress threads are alone
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
 # sockets and threads of each of its connections
 NCCL_SOCKETS = {"NCCL's sockets": {},
@@ -196,9 +197,11 @@ def tcp_rows(t):
         for side in SIDES:
             for op in ("write", "read"):
                 options = tcp_options(side, threads)
-                yield Row(tcp_row(op, side, threads), "GB/s", {
-                    WEFT: lambda o=op, a=options: t.tcp.bandwidth(o, MIB, *GPUS, *a),
-                    HOST_MEMORY: lambda o=op, a=options: t.tcp.bandwidth(o, MIB, *a)}, digits=1)
+                programs = {WEFT: lambda o=op, a=options: t.tcp.bandwidth(o, MIB, *GPUS, *a),
+                            HOST_MEMORY: lambda o=op, a=options: t.tcp.bandwidth(o, MIB, *a)}
+                if threads and op == "write":
+                    programs[AWAY] = lambda o=op, a=options: t.tcp.bandwidth(o, MIB, *GPUS, *a, "--away")
+                yield Row(tcp_row(op, side, threads), "GB/s", programs, digits=1)
     for side in SIDES:
         programs = {who: lambda s=side, e=env: t.nccl.bandwidth(MIB, s, env={**SOCKETS, **e})
                     for who, env in NCCL_SOCKETS.items()}
@@ -243,6 +246,9 @@ def goals():
                 yield Goal(f"{row} >= 0.9 x memory of the host", (row, WEFT), ">=", 0.9, [(row, HOST_MEMORY)])
             row, peers, like = tcp_row("write", side, threads), sockets_row(side), NCCL_OF[threads]
             yield Goal(f"{row} >= 2 x {like}", (row, WEFT), ">=", 2, [(peers, like), (peers, grouped(like))])
+            if threads:
+                yield Goal(f"{row}, the target's program elsewhere >= 2 x {like}", (row, AWAY), ">=", 2,
+                           [(peers, like), (peers, grouped(like))])
     for side in SIDES:
         best, peers = tcp_row("write", side, THREADS[-1]), sockets_row(side)
         yield Goal(f"{best} >= 2 x the best of NCCL's", (best, WEFT), ">=", 2,

@@ -62,7 +62,8 @@ class Goals(unittest.TestCase):
             self.assertEqual((tool, args[-2:]), ("driver", places.get(row[:7], both)), row)
         else:
             self.assertEqual((tool, args[0]), ("tcp" if row.startswith("tcp") else "local", op), row)
-            self.assertEqual("gpu" in " ".join(args[2:]), who == gpus.WEFT, row)
+            self.assertEqual("gpu" in " ".join(args[2:]), who != gpus.HOST_MEMORY, row)
+            self.assertEqual("--away" in args, who == gpus.AWAY, row)
 
     def test_fabric(self):
         tools = unittest.mock.MagicMock()

@@ -97,13 +97,14 @@ static void check_perf(const cJSON *json, char **want)
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         require_positive(json, counts[i]);
     member(json, "progress_threads", cJSON_IsNumber);
+    member(json, "away", cJSON_IsBool);
     member(json, "bidir", cJSON_IsBool);
     member(json, "small_pages", cJSON_IsBool);
     const int whose = cJSON_HasObjectItem(json, "gpu_backend");
     if (whose)
         member(json, "gpu_backend", cJSON_IsString);
     require(whose || strncmp(want[2], "gpu", 3) != 0, "lacks", "gpu_backend"); /* of this side's GPU */
-    require(cJSON_GetArraySize(json) == 11 + idle + whose, "other members in", "the object");
+    require(cJSON_GetArraySize(json) == 12 + idle + whose, "other members in", "the object");
     const cJSON *r, *results = member(json, "results", cJSON_IsArray);
     require(cJSON_GetArraySize(results) == atoi(want[3]), "number of results is not", want[3]);
     cJSON_ArrayForEach(r, results) check_result(r);
