@@ -328,7 +328,7 @@ static int check(struct perf_args *args)
         return usage_error("--behind applies to write and read one way", NULL);
     if (args->away && (args->bidir || args->role == PERF_CONNECT ||
                        (args->test != PERF_WRITE && args->test != PERF_READ)))
-        return usage_error("--away applies to the target of write and read one way", NULL);
+        return usage_error("--away is for the side that listens, of write and read one way", NULL);
     if (args->away && !args->progress_threads)
         return usage_error("--away needs --progress-threads: nobody would move the bytes", NULL);
     if (args->idle_s && args->threads > 1)

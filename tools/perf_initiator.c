@@ -380,7 +380,7 @@ static int begin(struct initiator *in, const struct perf_msg *welcome,
         sink->idle(&in->idle, sink->user);
     bool ours = in->args->mem.gpu, theirs = welcome->flags & PERF_FLAG_GPU_MEM;
     sink->begin(&info, ours ? (theirs ? "gpu" : "gpu-host") : (theirs ? "host-gpu" : "host"),
-                sink->user);
+                welcome->flags & PERF_FLAG_AWAY, sink->user);
     return 0;
 }
 

@@ -30,8 +30,8 @@ struct perf_idle_result {
 typedef void perf_idle_fn(const struct perf_idle_result *result, void *user);
 /* Called for each size, in order. */
 typedef void perf_report_fn(const struct perf_result *result, void *user);
-/* Called once, when the path is known. mem: "host", "gpu", or "host-gpu": initiator, target. */
-typedef void perf_begin_fn(const struct weft_conn_info *path, const char *mem, void *user);
+/* Called once, when the path is known. mem: "host", "gpu", or "host-gpu": initiator, target. away: the target says --away. */
+typedef void perf_begin_fn(const struct weft_conn_info *path, const char *mem, bool away, void *user);
 
 struct perf_sink {
     perf_begin_fn *begin;

@@ -93,6 +93,8 @@ static int check_hello(const struct target *t, const struct perf_msg *hello)
                          perf_test_name((enum perf_test)hello->test));
     if (t->args->mem.gpu && hello->test == PERF_NOTIFY)
         return perf_fail("--mem gpu does not apply to notify");
+    if (t->args->away && hello->flags & PERF_FLAG_BIDIR)
+        return perf_fail("--away does not apply to --bidir");
     if (hello->behind && hello->test != PERF_WRITE && hello->test != PERF_READ)
         return perf_fail("the other side asks for something impossible");
     return 0;
@@ -117,9 +119,9 @@ static int hear_hello(struct target *t, struct perf_worker *w, struct perf_msg *
 
 static int say_welcome(struct perf_worker *w)
 {
-    return perf_channel_send(
-        &w->channel, &(struct perf_msg){.type = PERF_MSG_WELCOME,
-                                        .flags = w->args->mem.gpu ? PERF_FLAG_GPU_MEM : 0});
+    uint32_t flags = (w->args->mem.gpu ? PERF_FLAG_GPU_MEM : 0) | (w->args->away ? PERF_FLAG_AWAY : 0);
+    return perf_channel_send(&w->channel,
+                             &(struct perf_msg){.type = PERF_MSG_WELCOME, .flags = flags});
 }
 
 /* --- runs ----------------------------------------------------------------------------------- */

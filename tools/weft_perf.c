@@ -37,17 +37,17 @@ static void add_options(cJSON *json, const struct perf_args *args)
     cJSON_AddNumberToObject(json, "threads", args->threads);
     cJSON_AddNumberToObject(json, "conns", args->conns);
     cJSON_AddNumberToObject(json, "progress_threads", args->progress_threads);
-    cJSON_AddBoolToObject(json, "away", args->away);
     cJSON_AddBoolToObject(json, "bidir", args->bidir);
     cJSON_AddBoolToObject(json, "small_pages", args->mem.small_pages);
 }
 
-static void begin(const struct weft_conn_info *path, const char *mem, void *user)
+static void begin(const struct weft_conn_info *path, const char *mem, bool away, void *user)
 {
     struct output *out = user;
     char size[SIZE_TEXT_MAX];
     cJSON_AddStringToObject(out->json, "path", path->path);
     cJSON_AddStringToObject(out->json, "mem", mem);
+    cJSON_AddBoolToObject(out->json, "away", away);
     const char *backend = NULL;
     /* of this side's memory only: to ask for another's would start a driver that this process does not use */
     if (perf_place_backend(&out->args->mem, &backend) == 0 && backend)
@@ -64,7 +64,7 @@ static void begin(const struct weft_conn_info *path, const char *mem, void *user
         fprintf(out->table, ", behind %s", size_format(out->args->behind, size));
     if (out->args->mem.small_pages)
         fputs(", small pages", out->table);
-    if (out->args->away)
+    if (away)
         fputs(", the target away", out->table);
     fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);
     if (path->why[0])
