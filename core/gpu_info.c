@@ -65,17 +65,17 @@ int weft_gpu_link(const char *backend, int from, int to)
     return b->ops->link(from, to);
 }
 
-/* Could a peer of this host map it? */
-static bool is_mappable(struct weft__endpoint *ep, int ordinal, void *addr)
+/* Could a peer of this host map it? 0, or what went wrong after weft_fail. */
+static int try_to_map(struct weft__endpoint *ep, int ordinal, void *addr)
 {
     uint8_t handle[WEFT_GPU_IPC_BYTES];
     int fd = -1;
-    if (weft__gpu_need(ep, ordinal))
-        return false;
-    int rc = ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, TRIED, handle, &fd);
+    int rc = weft__gpu_need(ep, ordinal);
+    if (rc == 0)
+        rc = ep->gpu->ops->ipc_export(weft__gpu_opened(ep, ordinal), addr, TRIED, handle, &fd);
     if (fd >= 0)
         close(fd);
-    return rc == 0;
+    return rc;
 }
 
 /* Peers copy by themselves: how what is many and short? */
@@ -109,12 +109,16 @@ static int way_of(struct weft__endpoint *ep, weft_mem_t mem, void *addr, char *w
     pthread_mutex_unlock(&ep->lock);
     for (int i = 0; rc == 0 && i < ep->nlanes; i++)
         if (reg->unreached >> i & 1) {
-            bool mappable = ep->lanes[i]->nic->attr.enters && is_mappable(ep, reg->ordinal, addr);
-            if (mappable && ep->ipc) {
+            if (!ep->lanes[i]->nic->attr.enters)
+                snprintf(why, size, "%s", weft__reg_why(reg, ep->lanes[i]));
+            else if (try_to_map(ep, reg->ordinal, addr))
+                snprintf(why, size, "peers of this host cannot map it: %s", weft_last_error());
+            else if (!ep->ipc)
+                snprintf(why, size, "WEFT_IPC is 0");
+            else {
                 say_mapped(ep, reg, why, size);
                 return WEFT_GPU_MAPPED;
             }
-            snprintf(why, size, "%s", mappable ? "WEFT_IPC is 0" : weft__reg_why(reg, ep->lanes[i]));
             return WEFT_GPU_STAGED;
         }
     return rc ? rc : WEFT_GPU_DIRECT;

@@ -156,8 +156,8 @@ int vendor_open(const struct vendor *vendor, int ordinal, struct weft_gpu **out)
     if (n == 0)
         return WEFT_ENODEV;
     if (ordinal < 0 || ordinal >= n)
-        return weft_fail(WEFT_ENODEV, "gpu %s: there is no device %d, only %d, from 0 on", name, ordinal,
-                         n);
+        return weft_fail(WEFT_ENODEV, "gpu %s: there is no device %d, only 0 to %d", name, ordinal,
+                         n - 1);
     struct vendor_gpu *gpu = calloc(1, sizeof *gpu);
     if (!gpu)
         return weft_fail(-ENOMEM, "gpu %s: no memory for a context", name);
