@@ -315,7 +315,8 @@ struct weft_xfer {
      * waiting for it here; nobody else need synchronise. NULL: none; what a kernel is still writing is not waited for.
      * WEFT_STREAM_DEFAULT: that which has the number 0, as torch's current one has unless the program made another: pass
      * `stream ? stream : WEFT_STREAM_DEFAULT`. A stream that is being captured into a graph must not be
-     * named, nor WEFT_STREAM_DEFAULT while one that waits for the default stream is. */
+     * named, nor WEFT_STREAM_DEFAULT while one that waits for the default stream is. WEFT_EUNSUPPORTED if the endpoint has no
+     * backend of GPUs. */
     void *stream;
 };
 /* Of the GPU whose context the thread has; CU_STREAM_PER_THREAD, (void *)2, may be named as well. */
