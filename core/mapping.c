@@ -18,7 +18,8 @@ struct map_query {
     uint64_t name_addr, build_id_addr;
 };
 #define QUERY_MAP _IOWR('f', 17, struct map_query)
-#define WRITABLE 2u /* of flags */
+#define READABLE 1u /* of flags */
+#define WRITABLE 2u
 
 /* MS_ASYNC makes the kernel look and do nothing (msync(2): ENOMEM). */
 static bool mapped(const void *addr, uint64_t len)
@@ -40,15 +41,15 @@ int weft__mapping_open(void)
     return -1;
 }
 
-/* Where what may not be written begins; 0: nowhere, as far as the kernel tells. */
-static uintptr_t first_read_only(int fd, const void *addr, uint64_t len)
+/* Where what has not all of these flags begins; 0: nowhere, as far as the kernel tells. */
+static uintptr_t first_without(uint64_t flags, int fd, const void *addr, uint64_t len)
 {
     uintptr_t at = (uintptr_t)addr, end = at + len;
     while (fd >= 0 && at < end) {
         struct map_query query = {.size = sizeof query, .query_addr = at};
         if (ioctl(fd, QUERY_MAP, &query) || query.end <= at)
             return 0;
-        if (!(query.flags & WRITABLE))
+        if (flags & ~query.flags)
             return at;
         at = query.end;
     }
@@ -59,9 +60,12 @@ int weft__mapping_check(int fd, const void *addr, uint64_t len, bool written)
 {
     if (!mapped(addr, len))
         return weft_fail(-EFAULT, "%llu bytes at %p are not all mapped", (unsigned long long)len, addr);
-    uintptr_t at = written ? first_read_only(fd, addr, len) : 0;
+    uintptr_t at = first_without(READABLE | (written ? WRITABLE : 0), fd, addr, len);
     if (!at)
         return 0;
+    if (first_without(READABLE, fd, (void *)at, 1))
+        return weft_fail(-EFAULT, "%llu bytes at %p cannot be read from %p on: that is a GPU's memory, or nobody's",
+                         (unsigned long long)len, addr, (void *)at);
     return weft_fail(-EFAULT,
                      "%llu bytes at %p are for peers to write, and mapped read-only from %p on: WEFT_READ alone registers such memory",
                      (unsigned long long)len, addr, (void *)at);

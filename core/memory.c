@@ -122,7 +122,10 @@ static int find_owner(struct weft__endpoint *ep, struct weft__reg *reg)
     rc = weft__gpu_span(ep->gpu->ops, reg->addr, reg->len,
                         &range); /* what kernels reach is known now */
     reg->reached = rc == 1 && range.reached;
-    return 0;
+    if (rc == 0) /* peers would reach what lies behind, whosever that is */
+        rc = weft_fail(-EFAULT, "%llu bytes at %p are not all memory of GPU %d of %s",
+                       (unsigned long long)reg->len, reg->addr, reg->ordinal, ep->gpu->name);
+    return rc < 0 ? rc : 0;
 }
 
 /* What a nic does not reach, or not now, is staged: but for the host's memory, that is no error. */

@@ -120,6 +120,15 @@ static void what_is_mapped_read_only_is_not_written(void **state)
     WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 4 * page, WEFT_READ)));
     WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 2 * page, WEFT_WRITE)));
     WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory + 3 * page, page, WEFT_WRITE)));
+    CHECK(!mprotect(memory + 2 * page, page, PROT_NONE), "a page that nobody may touch");
+    if (read_only_is_told()) {
+        weft_mem_t mem = 99;
+        WEFT_FAILS(-EFAULT, weft_mem_reg(d->b.endpoint, memory, 4 * page, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ), &mem));
+        WEFT_FAILS(-EFAULT, weft_mem_reg(d->b.endpoint, memory, 4 * page, NULL, &mem));
+        if (strcmp(test_transport(), "verbs"))
+            CHECK(strstr(weft_last_error(), "cannot be read from"), "'%s'", weft_last_error());
+        assert_int_equal(mem, 99);
+    }
     CHECK(!mprotect(memory, 4 * page, PROT_READ | PROT_WRITE), "all may be written");
     WEFT_OK(weft_mem_dereg(reg(d->b.endpoint, memory, 4 * page, WEFT_READ | WEFT_WRITE)));
     CHECK(!munmap(memory, 4 * page), "unmap");

@@ -209,8 +209,25 @@ static void short_pieces_to_two_gpus(void **state)
     test_mem_close(&other);
 }
 
-/* A registration that is longer than what was allocated: what lies behind is refused, and nothing else is lost. */
+/* A registration that is longer than what was allocated is refused. */
 static void beyond_what_was_allocated(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "devices=1", 0, 0);
+    size_t end = (size_t)(t.far.base + t.far.size - t.far.at);
+    weft_mem_t mem = 99;
+    WEFT_FAILS(-EFAULT, weft_mem_reg(t.b, t.far.at, end + 1, NULL, &mem));
+    CHECK(strstr(weft_last_error(), "not all memory of GPU 0"), "'%s'", weft_last_error());
+    WEFT_FAILS(-EFAULT, weft_mem_reg(t.b, t.far.base + t.far.size - 1, 2, NULL, &mem));
+    assert_int_equal(mem, 99);
+    WEFT_OK(weft_mem_dereg(reg(t.b, t.far.at, end)));
+    works(&t);
+    two_close(&t);
+}
+
+/* As if its owner had freed the end of what it registered: what lies there is refused, and nothing else is lost. */
+static void what_was_freed(void **state)
 {
     (void)state;
     enum { N = 90, STEP = 1000 };
@@ -218,9 +235,13 @@ static void beyond_what_was_allocated(void **state)
     two_open(&t, "devices=1", 0, 0);
     struct weft_local local[N];
     struct weft_remote longer, remote[N];
-    weft_mem_t mem = reg(t.b, t.far.at, LEN + (1 << 20));
+    weft_mem_t handle = reg(t.b, t.far.at, LEN + 1);
+    struct weft__mem *mem = weft__handle_get(handle, WEFT__MEM);
+    mem->len = mem->reg->len = LEN + (1 << 20);
+    mem->reg->reached = false;
+    weft__handle_put(handle);
     uint64_t end = (uint64_t)(t.far.base + t.far.size - t.far.at);
-    WEFT_OK(weft_mem_advertise(mem, t.far.at, LEN + (1 << 20), &longer));
+    WEFT_OK(weft_mem_advertise(handle, t.far.at, LEN + (1 << 20), &longer));
     for (size_t i = 0; i < N; i++) {
         local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
         WEFT_OK(weft_remote_slice(&longer, end - STEP / 2, STEP, &remote[i]));
@@ -967,6 +988,7 @@ int main(void)
         cmocka_unit_test(all_kinds_in_one_operation),
         cmocka_unit_test(short_pieces_to_two_gpus),
         cmocka_unit_test(beyond_what_was_allocated),
+        cmocka_unit_test(what_was_freed),
         cmocka_unit_test(what_has_to_be_the_hosts),
         cmocka_unit_test(no_memory_to_pin),
         cmocka_unit_test(a_device_that_is_lost),

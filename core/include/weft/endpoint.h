@@ -220,8 +220,9 @@ struct weft_mem_opts {
  * backend: Weft pins it when it is first used so. It stays the caller's and must stay mapped until weft_mem_dereg.
  * Registering a range once more, with the same access, costs nothing: both mems share one registration, which ends with
  * the last of them.
- * Read-only memory may be registered with WEFT_READ. Memory of the host that is not mapped is refused (-EFAULT), and so is
- * what is mapped read-only where access has WEFT_WRITE or WEFT_ATOMIC (Linux 6.11 and newer; over verbs, always). Pages stay
+ * Read-only memory may be registered with WEFT_READ. Refused (-EFAULT) is memory of the host that is not mapped; what is mapped
+ * without access to it, and read-only where access has WEFT_WRITE or WEFT_ATOMIC (Linux 6.11 and newer; over verbs, always); and
+ * what begins in memory of a GPU and is not all of it allocated on that one. Pages stay
  * accessible as registered (a file that they are mapped from does not become shorter): the first to touch one that is not may
  * be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or a nic, the operation ends with -EFAULT, or the
  * conn does.
