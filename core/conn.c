@@ -377,16 +377,41 @@ static void linger(struct weft__endpoint *ep, struct weft__conn *conn, uint64_t 
     weft__wait(ep, weft__msg_flushed, conn, until);
 }
 
-void weft__conn_close(struct weft__conn *conn, uint64_t linger_until)
+/* It goes when what refers to it has ended, as one that nobody has a handle of. */
+static void leave_to_reaper(struct weft__conn *conn)
 {
     struct weft__endpoint *ep = conn->ep;
+    pthread_mutex_lock(&ep->lock);
+    conn->reaping = true;
+    if (!conn->passive)
+        atomic_fetch_add(&ep->reapable, 1);
+    conn->passive = true;
+    pthread_mutex_unlock(&ep->lock);
+}
+
+int weft__left_behind(const struct weft__endpoint *ep, const char *what)
+{
+    const char *who = atomic_load(&ep->copier.busy) ? "a copy that a GPU has begun" : "what is under way";
+    weft_log(WEFT_LOG_WARN, "conn", "%s is closed, but %s has not ended", what, who);
+    return weft_fail(WEFT_ETIMEOUT,
+                     "%s is closed, but %s has not ended: until it has, the memory that was named stays in use", what,
+                     who);
+}
+
+bool weft__conn_close(struct weft__conn *conn, uint64_t linger_until)
+{
+    struct weft__endpoint *ep = conn->ep;
+    uint64_t from = linger_until ? linger_until : weft_now();
     if (linger_until)
         linger(ep, conn, linger_until);
     pthread_mutex_lock(&ep->lock);
     weft__conn_down(conn, WEFT_ECLOSED, "closed on this side");
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
-    weft__wait(ep, weft__conn_idle, conn, UINT64_MAX); /* lanes close links at once */
+    if (weft__wait(ep, weft__conn_idle, conn, from + ep->give_up_ns)) /* lanes close links at once */
+        return true;
+    leave_to_reaper(conn);
+    return false;
 }
 
 int weft_conn_close(weft_conn_t handle)
@@ -401,12 +426,17 @@ int weft_conn_close(weft_conn_t handle)
             weft__handle_put(ep->handle);
         return weft_fail(WEFT_EHANDLE, "conn is being closed by another thread");
     }
-    weft__conn_close(conn, weft_now() + ep->grace_ns);
-    weft__handle_drain(handle, 1);
     weft_endpoint_t ep_handle = ep->handle;
-    weft__conn_free(conn);
+    int rc = 0;
+    if (weft__conn_close(conn, weft_now() + ep->grace_ns)) {
+        weft__handle_drain(handle, 1);
+        weft__conn_free(conn);
+    } else {
+        rc = weft__left_behind(ep, conn->peer_text);
+        weft__handle_put(handle);
+    }
     weft__handle_put(ep_handle);
-    return 0;
+    return rc;
 }
 
 static void describe_path(const struct weft__conn *conn, struct weft_conn_info *info)

@@ -119,10 +119,14 @@ static int open_transports(struct weft__endpoint *ep, const char *policy, const 
                : weft_fail(WEFT_ENODEV, "no transport can be opened: %s", weft_last_error());
 }
 
+/* Far longer than what a GPU or a nic has to end, which takes milliseconds. */
+#define GIVE_UP_NS (10 * UINT64_C(1000000000))
+
 static void read_settings(struct weft__endpoint *ep)
 {
     ep->backlog = (int)weft_config_int("WEFT_BACKLOG");
     ep->grace_ns = (uint64_t)weft_config_int("WEFT_CANCEL_GRACE") * 1000000u;
+    ep->give_up_ns = GIVE_UP_NS;
     ep->spin_ns = (uint64_t)weft_config_int("WEFT_SPIN") * 1000u;
     ep->window = (uint64_t)weft_config_int("WEFT_EAGER_WINDOW");
     ep->notif_limit = (uint64_t)weft_config_int("WEFT_NOTIFY_QUEUE");
@@ -227,15 +231,20 @@ static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until)
 {
     pthread_mutex_lock(&ep->lock);
     struct weft__conn *conn = ep->conns;
+    bool any = false;
     /* one whose handle another thread has shut is being closed by that thread */
-    while (conn && !weft__handle_shut(conn->handle, WEFT__CONN) && !conn->reaping)
-        conn = conn->next;
-    bool any = ep->conns != NULL;
+    for (; conn; conn = conn->next) {
+        any |= !conn->left;
+        if (!conn->left && (weft__handle_shut(conn->handle, WEFT__CONN) || conn->reaping))
+            break;
+    }
     pthread_mutex_unlock(&ep->lock);
     if (conn) {
-        weft__conn_close(conn, linger_until);
-        weft__handle_drain(conn->handle, 0);
-        weft__conn_free(conn);
+        conn->left = !weft__conn_close(conn, linger_until);
+        if (!conn->left) {
+            weft__handle_drain(conn->handle, 0);
+            weft__conn_free(conn);
+        }
     } else if (any) {
         usleep(1000);
     }
@@ -270,6 +279,16 @@ static void free_notifs(struct weft__endpoint *ep)
     }
 }
 
+/* Its threads are gone and its conns closed, but a GPU may still write to its memory: that stays as it is. */
+static int leave(struct weft__endpoint *ep)
+{
+    static _Atomic(struct weft__endpoint *) all; /* so that leak checkers find them */
+    ep->left = atomic_load(&all);
+    while (!atomic_compare_exchange_weak(&all, &ep->left, ep))
+        ;
+    return weft__left_behind(ep, "the endpoint");
+}
+
 int weft_endpoint_close(weft_endpoint_t handle)
 {
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
@@ -290,6 +309,8 @@ int weft_endpoint_close(weft_endpoint_t handle)
     weft__threads_stop(ep);
     weft__handle_drain(handle, 1);
     weft__boot_close(ep);
+    if (ep->conns)
+        return leave(ep);
     /* registrations that a peer would not let go of end with its links */
     for (int i = 0; i < ep->nlanes; i++)
         weft__lane_progress(ep->lanes[i]);

@@ -78,6 +78,7 @@ struct weft__endpoint {
     struct weft__waiter *waiters; /* callers that sleep on their condition */
     struct weft__waiter *leader;  /* a caller that sleeps, or is about to, on the descriptors */
     _Atomic(bool) closing;        /* written under the lock, read anywhere */
+    struct weft__endpoint *left;  /* others that were closed, and could not be freed */
     bool passive;
     int maps_fd;          /* asks how memory is mapped (mapping.c); -1: the kernel does not tell */
     int wake_fd;          /* eventfd: wakes the leader, or thread 0 */
@@ -100,6 +101,7 @@ struct weft__endpoint {
     bool notifs_stalled; /* a large one waits for room */
     bool notifs_dropped; /* some went with their conn, and are still in the list */
     uint64_t grace_ns, spin_ns;
+    uint64_t give_up_ns; /* what has not ended so long after its conn was closed may never do so */
     uint64_t window; /* eager bytes this side accepts per conn */
     uint32_t eager;  /* longest message sent eagerly */
     uint64_t chunk;  /* of transfers over several links */

@@ -145,6 +145,22 @@ int weft_op_cancel(weft_op_t handle)
 
 /* --- blocking forms --------------------------------------------------------------------------- */
 
+/* A GPU may never end what it has begun: nobody asks for the op any more, unless it has ended just now. */
+static int leave(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handle, int timeout_ms,
+                 struct weft_op_status *status)
+{
+    pthread_mutex_lock(&ep->lock);
+    op->detached = !op->done;
+    pthread_mutex_unlock(&ep->lock);
+    if (is_done(op, handle))
+        return read_result(op, handle, status);
+    status->status = WEFT_ETIMEOUT;
+    const char *who = atomic_load(&ep->copier.busy) ? "a copy that a GPU has begun" : "what was under way";
+    return weft_fail(WEFT_ETIMEOUT,
+                     "not done after %d ms, and %s has not ended since its conn was closed: until it has, this memory stays in use",
+                     timeout_ms, who);
+}
+
 /* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */
 static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handle, int timeout_ms,
                    struct weft_op_status *status)
@@ -159,8 +175,10 @@ static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handl
         weft_log(WEFT_LOG_WARN, "conn", "%s: down: %s", conn->peer_text, conn->why);
         pthread_mutex_unlock(&ep->lock);
         weft__kick_all(ep);
-        rc = wait_op(ep, op, handle, WEFT_FOREVER, status);
+        rc = wait_op(ep, op, handle, (int)(ep->give_up_ns / 1000000u), status);
         by = "its conn was closed";
+        if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN)
+            return leave(ep, op, handle, timeout_ms, status);
         rc = rc == WEFT_ECLOSED ? WEFT_ECANCELED : rc; /* what could not be canceled */
     }
     if (rc != WEFT_ECANCELED)

@@ -981,6 +981,94 @@ static void some_slots_are_for_short_ones(void **state)
 
 #define LIAR(test) cmocka_unit_test_setup_teardown(test, liar_setup, liar_teardown)
 
+/* --- a GPU that does not end a copy: no call hangs ------------------------------------------------ */
+
+static void patience(weft_endpoint_t handle, uint64_t ms)
+{
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    ep->give_up_ns = ms * 1000000;
+    weft__handle_put(handle);
+}
+
+static bool is_mapped(void)
+{
+    return !strcmp(test_env("WEFT_TEST_TRANSPORT", "tcp"), "local");
+}
+
+#define ENDS "words=0"
+#define DOES_NOT_END "words=0,delay=4000000000"
+
+static void stuck_open(struct two *t, int near)
+{
+    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "100"));
+    two_open(t, ENDS, near, 0);
+    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", NULL));
+    works(t);
+    patience(t->a, 300);
+    patience(t->b, 300);
+    driver(DOES_NOT_END);
+    struct weft_op_status status;
+    struct weft_xfer x = {.struct_size = sizeof x,
+                          .op = WEFT_XFER_WRITE,
+                          .local = &(struct weft_local){t->near.at, LEN, t->near_mem},
+                          .nlocal = 1,
+                          .remote = &t->remote,
+                          .nremote = 1};
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_transfer(t->conn, &x, 300, &status));
+    assert_int_equal(status.status, WEFT_ETIMEOUT);
+}
+
+static void stuck_over(struct two *t)
+{
+    driver(ENDS);
+    duo_join(t->a, t->b, &t->conn, &t->other);
+    works(t);
+    two_close(t);
+}
+
+static void a_copy_here_that_does_not_end(void **state)
+{
+    (void)state;
+    struct two t;
+    stuck_open(&t, 0);
+    CHECK(strstr(weft_last_error(), "a GPU") && strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
+    WEFT_FAILS(-EBUSY, weft_mem_dereg(t.near_mem));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.conn));
+    CHECK(strstr(weft_last_error(), "a GPU") && strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
+    int rc = weft_conn_close(t.other); /* whose memory the GPU here may be writing to */
+    CHECK(rc == (is_mapped() ? WEFT_ETIMEOUT : 0), "%d: %s", rc, weft_last_error());
+    weft_conn_t list[4];
+    assert_int_equal(weft_endpoint_conns(t.a, list, 4), 0);
+    driver(ENDS);
+    TEST_UNTIL(weft_mem_dereg(t.near_mem) == 0, test_sleep_ms(1), "the operation that was left");
+    stuck_over(&t);
+}
+
+static void a_copy_for_a_peer_that_does_not_end(void **state)
+{
+    (void)state;
+    struct two t;
+    stuck_open(&t, -1);
+    CHECK(!strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
+    WEFT_OK(weft_mem_dereg(t.near_mem));
+    WEFT_OK(weft_conn_close(t.conn));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.other));
+    stuck_over(&t);
+}
+
+/* Nothing of them is given back: they are the last. */
+static void endpoints_whose_copies_do_not_end(void **state)
+{
+    (void)state;
+    for (int near = -1; near <= 0; near++) {
+        struct two t;
+        stuck_open(&t, near);
+        int begun = weft_endpoint_close(t.a), served = weft_endpoint_close(t.b);
+        CHECK(begun == (near ? 0 : WEFT_ETIMEOUT), "%d: who began it", begun);
+        CHECK(served == (near || is_mapped() ? WEFT_ETIMEOUT : 0), "%d: its peer", served);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1018,5 +1106,10 @@ int main(void)
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (!strcmp(test_env("WEFT_TEST_TRANSPORT", "tcp"), "tcp"))
         failed += cmocka_run_group_tests(of_tcp, NULL, NULL);
-    return failed;
+    const struct CMUnitTest lost[] = {
+        cmocka_unit_test(a_copy_here_that_does_not_end),
+        cmocka_unit_test(a_copy_for_a_peer_that_does_not_end),
+        cmocka_unit_test(endpoints_whose_copies_do_not_end),
+    };
+    return failed + cmocka_run_group_tests(lost, NULL, NULL);
 }

@@ -93,7 +93,8 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
  * Close an endpoint with all its conns, mems and operations: operations end with WEFT_ECLOSED,
  * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
  * process that ends without it may leave a peer waiting to hear that its last message was taken: that
- * operation of the peer then ends with WEFT_EPEER, though the message has arrived.
+ * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT: it is closed, but a GPU has
+ * not ended a copy for 10 s (what is queued before it never ends): memory that was registered, or named, stays in use.
  */
 WEFT_API int weft_endpoint_close(weft_endpoint_t endpoint);
 
@@ -154,7 +155,7 @@ WEFT_API int weft_endpoint_conns(weft_endpoint_t endpoint, weft_conn_t *list, in
 
 /* Close a conn. Its operations end with WEFT_ECLOSED, the peer's with WEFT_EPEER. A conn that
  * died by itself stays, as a handle that tells why, until this is called. To reconnect, connect
- * again: it gives another handle. */
+ * again: it gives another handle. WEFT_ETIMEOUT, as of weft_endpoint_close, after 10 s and WEFT_CANCEL_GRACE. */
 WEFT_API int weft_conn_close(weft_conn_t conn);
 
 enum weft_conn_state { WEFT_CONN_CONNECTING, WEFT_CONN_UP, WEFT_CONN_DOWN };
@@ -356,7 +357,8 @@ WEFT_API int weft_op_cancel(weft_op_t op);
 /*
  * Blocking forms: post, wait, and on the deadline cancel; they return the bytes moved or a code.
  * When one returns, the memory is the caller's again: if a transport still holds it
- * WEFT_CANCEL_GRACE after the deadline, the conn is cut (its state is then WEFT_CONN_DOWN). What was
+ * WEFT_CANCEL_GRACE after the deadline, the conn is cut (its state is then WEFT_CONN_DOWN); but for what a GPU does not end 10 s
+ * after that: the text says so, and the memory stays in use until it has. What was
  * canceled may have reached the peer all the same: a message is then received there, a word added to.
  */
 WEFT_API int64_t weft_write(weft_conn_t conn, const void *addr, size_t len,
