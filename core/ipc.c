@@ -139,13 +139,16 @@ static int map(struct weft__endpoint *ep, const struct weft__import *import,
     return ep->gpu->ops->ipc_open(gpu, import->handle, import->fd, import->len, &mapping->addr);
 }
 
-/* What is mapped is, and of this process's own what is the same GPU's. */
-static bool is_reached(const struct weft_gpu_ops *ops, const struct mapping *mapping)
+/* This process's own: whether it is its backend's, too. What is the same GPU's is reached. */
+static int take_own(const struct weft__endpoint *ep, struct mapping *mapping)
 {
-    const struct weft__import *import = mapping->import;
     struct weft_gpu_range range;
-    return !import->direct || (weft__gpu_span(ops, mapping->addr, import->len, &range) == 1 &&
-                               range.reached && range.ordinal == mapping->ordinal);
+    mapping->addr = (void *)(uintptr_t)mapping->import->addr;
+    int rc = weft__gpu_span(ep->gpu->ops, mapping->addr, mapping->import->len, &range);
+    if (rc == 0)
+        rc = weft_fail(WEFT_EUNSUPPORTED, "it is no memory of a GPU of %s", ep->gpu->name);
+    mapping->reached = rc == 1 && range.reached && range.ordinal == mapping->ordinal;
+    return rc < 0 ? rc : 0;
 }
 
 static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
@@ -155,14 +158,13 @@ static void mapping_open(struct weft__endpoint *ep, struct weft__chore *chore)
     const struct weft_gpu_ops *ops = ep->gpu->ops;
     int ordinal = mapping->wanted == AT_HOME ? find_home(ops, import->pci) : mapping->wanted;
     mapping->ordinal = ordinal;
-    mapping->addr = import->direct ? (void *)(uintptr_t)import->addr : NULL;
+    mapping->reached = true;
     int rc = ordinal < 0
                  ? weft_fail(WEFT_ENODEV, "its GPU, %s, is none of this process's", import->pci)
                  : weft__chore_gpu(ep, ordinal);
-    if (rc == 0 && !import->direct)
-        rc = map(ep, import, mapping);
+    if (rc == 0)
+        rc = import->direct ? take_own(ep, mapping) : map(ep, import, mapping);
     close_fd(import);
-    mapping->reached = rc == 0 && is_reached(ops, mapping);
     if (rc)
         weft_log(WEFT_LOG_INFO, "conn", "memory of the peer's GPU is staged: %s",
                  weft_last_error());

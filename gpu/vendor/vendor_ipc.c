@@ -11,6 +11,7 @@ struct handle {
     uint8_t ipc[VENDOR_IPC_BYTES];
     uint64_t offset;
     struct vendor_shared shared; /* bytes 0: the library's handle is it */
+    char backend[8]; /* whose library it is for: another's would take it for its own */
 };
 _Static_assert(sizeof(struct handle) <= WEFT_GPU_IPC_BYTES, "the handle does not fit");
 
@@ -45,6 +46,7 @@ int vendor_ipc_export(struct weft_gpu *base, void *addr, uint64_t len, void *out
 {
     const struct vendor_gpu *gpu = vendor_of(base);
     struct handle handle = {.offset = 0};
+    strncpy(handle.backend, base->backend->name, sizeof handle.backend - 1);
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
@@ -93,6 +95,9 @@ int vendor_ipc_open(struct weft_gpu *base, const void *in, int fd, uint64_t len,
     struct handle handle;
     uintptr_t start = 0;
     memcpy(&handle, in, sizeof handle);
+    handle.backend[sizeof handle.backend - 1] = 0;
+    if (strcmp(handle.backend, base->backend->name) != 0)
+        return weft_fail(WEFT_EUNSUPPORTED, "gpu %s: it is memory of another library's GPU", base->backend->name);
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
