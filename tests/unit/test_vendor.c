@@ -20,6 +20,9 @@ int fake_cuda_graph_launches(void);
 int fake_cuda_launches(void);
 int fake_cuda_modules(void);
 int fake_cuda_pinned(void);
+int fake_cuda_streams(void);
+int fake_cuda_retained(void);
+int fake_cuda_odd(void);
 
 static const struct subject {
     const struct weft_gpu_backend *backend;
@@ -442,6 +445,42 @@ static void shared_memory_that_cannot_be_opened(void **state)
     OPS->close(gpu);
 }
 
+/* AMD's runtime keeps contexts of its own. */
+static int contexts(void)
+{
+    return subject->backend == &weft_gpu_cuda ? fake_cuda_retained() : 0;
+}
+
+/* Streams and contexts, also where there is no room for all of them. */
+static void what_is_made_is_given_back(void **state)
+{
+    (void)state;
+    int streams = fake_cuda_streams(), held = contexts(), most = streams, failed = 0;
+    for (int rc = -1; rc; most++) {
+        char settings[32];
+        struct weft_gpu *gpu;
+        snprintf(settings, sizeof settings, "streams=%d", most);
+        setenv("FAKE_CUDA", settings, 1);
+        assert_int_equal(cuInit(0), 0);
+        rc = OPS->open(0, &gpu);
+        if (rc == 0) {
+            assert_int_equal(fake_cuda_streams(), most);
+            OPS->close(gpu);
+        }
+        failed += rc != 0;
+        assert_int_equal(fake_cuda_streams(), streams);
+        assert_int_equal(contexts(), held);
+    }
+    assert_int_equal(failed, 1 + VENDOR_WAYS);
+}
+
+/* Of all that these tests have made: see tests/fake/cuda/README.md. */
+static void nothing_is_odd(void **state)
+{
+    (void)state;
+    assert_int_equal(fake_cuda_odd(), 0);
+}
+
 /* The setting of a library that is in use cannot be changed, and nobody asks it again. */
 static void the_driver_stays(void **state)
 {
@@ -477,7 +516,9 @@ int main(void)
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
         cmocka_unit_test(shared_memory_that_cannot_be_opened),
+        cmocka_unit_test(what_is_made_is_given_back),
         cmocka_unit_test(the_driver_stays),
+        cmocka_unit_test(nothing_is_odd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,7 @@
  * somewhere else: a program that takes one for the host's memory ends. README.md has its settings.
  */
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -65,7 +66,7 @@ struct alloc {
 
 struct settings {
     unsigned devices, init, dmabuf, lost_after, delay, pins, peers, ipc, kernels, foreign, shift,
-        bytes, words, graphs;
+        bytes, words, graphs, streams;
     size_t memory;
     const struct settings *older;
 };
@@ -79,6 +80,7 @@ static const struct settings preset = {.devices = 1,
                                        .bytes = 1,
                                        .words = 1,
                                        .graphs = 2,
+                                       .streams = UINT_MAX,
                                        .memory = (size_t)1 << 30};
 /* Read at any time, also while the driver is started again. */
 static _Atomic(const struct settings *) set = &preset;
@@ -91,6 +93,7 @@ static size_t used;
 static unsigned copies, launches, asked;
 static bool faulted; /* a kernel has touched what its device does not reach: nothing goes on */
 static int retained[8];
+static _Atomic(unsigned) streams, odd;
 static struct pin {
     uint8_t *host; /* NULL: a free place */
     size_t len;
@@ -177,6 +180,8 @@ static void read_settings(void)
             now.words = (unsigned)value;
         else if (!strncmp(item, "graphs=", 7))
             now.graphs = (unsigned)value;
+        else if (!strncmp(item, "streams=", 8))
+            now.streams = (unsigned)value;
         else if (!strncmp(item, "lost=", 5))
             now.lost_after = (unsigned)value;
         else
@@ -593,12 +598,13 @@ static bool lost(void)
 
 int cuStreamCreate(cuda_stream_t *out, unsigned flags)
 {
-    (void)flags;
     if (device_of() < 0)
         return NO_CONTEXT;
-    struct cuda_stream *stream = calloc(1, sizeof *stream);
+    struct cuda_stream *stream = streams < set->streams ? calloc(1, sizeof *stream) : NULL;
     if (!stream)
         return VENDOR_ENOMEM;
+    streams++;
+    odd += flags != CUDA_STREAM_ALONE;
     stream->tail = &stream->head;
     stream->device = device_of();
     *out = stream;
@@ -749,6 +755,7 @@ int cuStreamDestroy_v2(cuda_stream_t stream)
         *at = stream->next;
     pthread_mutex_unlock(&lock);
     free(stream);
+    streams--;
     return VENDOR_OK;
 }
 
@@ -778,9 +785,9 @@ int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream
 
 int cuEventCreate(cuda_event_t *event, unsigned flags)
 {
-    (void)flags;
     if (device_of() < 0)
         return NO_CONTEXT;
+    odd += flags != CUDA_EVENT_NO_TIMES;
     *event = calloc(1, sizeof **event);
     return *event ? VENDOR_OK : VENDOR_ENOMEM;
 }
@@ -841,7 +848,7 @@ int cuMemHostRegister_v2(void *host, size_t len, unsigned flags)
         return CAPTURED;
     if (device_of() < 0)
         return NO_CONTEXT;
-    (void)flags;
+    odd += flags != (CUDA_HOST_PORTABLE | CUDA_HOST_MAPPED);
     pthread_mutex_lock(&lock);
     int rc = pin_of(host, len) ? VENDOR_EREGISTERED : VENDOR_ENOMEM;
     for (size_t i = 0; i < set->pins && rc == VENDOR_ENOMEM; i++)
@@ -865,6 +872,27 @@ int cuMemHostUnregister(void *host)
 }
 
 __attribute__((visibility("default"))) int fake_cuda_pinned(void);
+__attribute__((visibility("default"))) int fake_cuda_streams(void);
+__attribute__((visibility("default"))) int fake_cuda_retained(void);
+__attribute__((visibility("default"))) int fake_cuda_odd(void);
+
+int fake_cuda_streams(void)
+{
+    return (int)streams;
+}
+
+int fake_cuda_retained(void)
+{
+    int n = 0;
+    for (size_t i = 0; i < sizeof retained / sizeof *retained; i++)
+        n += __atomic_load_n(&retained[i], __ATOMIC_SEQ_CST);
+    return n;
+}
+
+int fake_cuda_odd(void)
+{
+    return (int)odd;
+}
 
 int fake_cuda_pinned(void)
 {
