@@ -428,6 +428,13 @@ int weft__add_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
     return weft__add_answer(conn, id, status, old);
 }
 
+static void fail_as_told(struct weft__op *op, int status)
+{
+    char text[96];
+    snprintf(text, sizeof text, "the peer could not add: %s", weft_strerror(status));
+    weft__op_fail(op, status, text);
+}
+
 int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len)
 {
     struct weft__reader r = {body, body + len, false};
@@ -443,7 +450,7 @@ int weft__added_arrived(struct weft__conn *conn, const uint8_t *body, size_t len
         *at = op->qnext;
         conn->nadds--;
         if (status)
-            weft__op_fail(op, status, weft_strerror(status));
+            fail_as_told(op, status);
         else if (op->result)
             *op->result = old;
         op->bytes = status ? 0 : 8;

@@ -312,6 +312,25 @@ static void a_device_that_is_lost(void **state)
     }
 }
 
+/* A short message is here when its bytes are to go to the GPU: if they do not, the receive has not ended well. */
+static void a_message_to_a_device_that_is_lost(void **state)
+{
+    (void)state;
+    struct two t;
+    two_open(&t, "", -1, 0);
+    struct weft_local local = {t.far.at, 1000, t.far_mem};
+    weft_op_t op;
+    WEFT_OK(weft_post(t.other, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &local, .nlocal = 1), &op));
+    driver("lost=1");
+    assert_int_equal(weft_send(t.conn, t.near.at, 1000, T), 1000);
+    struct weft_op_status status = end_of(op);
+    assert_int_equal(status.status, -EIO);
+    CHECK(*status.text, "no word");
+    driver("");
+    works(&t);
+    two_close(&t);
+}
+
 /* --- what ends -------------------------------------------------------------------------------- */
 
 /* Its end comes although copies are slow; when it is there, the memory is the caller's, and that of the peer its owner's. */
@@ -998,7 +1017,7 @@ static bool is_mapped(void)
 #define ENDS "words=0"
 #define DOES_NOT_END "words=0,delay=4000000000"
 
-static void stuck_open(struct two *t, int near)
+static void impatient_open(struct two *t, int near)
 {
     WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "100"));
     two_open(t, ENDS, near, 0);
@@ -1006,6 +1025,11 @@ static void stuck_open(struct two *t, int near)
     works(t);
     patience(t->a, 300);
     patience(t->b, 300);
+}
+
+static void stuck_open(struct two *t, int near)
+{
+    impatient_open(t, near);
     driver(DOES_NOT_END);
     struct weft_op_status status;
     struct weft_xfer x = {.struct_size = sizeof x,
@@ -1056,6 +1080,33 @@ static void a_copy_for_a_peer_that_does_not_end(void **state)
     stuck_over(&t);
 }
 
+/* Who takes a registration back waits for the copy, whichever of its pieces it is that lies there. */
+static void registrations_of_a_copy_that_does_not_end(void **state)
+{
+    (void)state;
+    enum { N = 3, STEP = 5000 };
+    struct two t;
+    impatient_open(&t, -1);
+    struct weft_local local[N];
+    struct weft_remote remote[N];
+    weft_mem_t mem[N];
+    weft_op_t op;
+    for (int i = 0; i < N; i++) {
+        local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
+        mem[i] = reg(t.b, t.far.at + i * STEP, STEP);
+        WEFT_OK(weft_mem_advertise(mem[i], t.far.at + i * STEP, STEP, &remote[i]));
+    }
+    driver(DOES_NOT_END);
+    WEFT_OK(weft_post(t.conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N, .remote = remote, .nremote = N), &op));
+    test_sleep_ms(200); /* until it is there */
+    for (int i = 0; i < N; i++)
+        WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(mem[i]));
+    driver(ENDS);
+    assert_int_equal(end_of(op).status, 0);
+    works(&t);
+    two_close(&t);
+}
+
 /* Nothing of them is given back: they are the last. */
 static void endpoints_whose_copies_do_not_end(void **state)
 {
@@ -1080,6 +1131,7 @@ int main(void)
         cmocka_unit_test(what_has_to_be_the_hosts),
         cmocka_unit_test(no_memory_to_pin),
         cmocka_unit_test(a_device_that_is_lost),
+        cmocka_unit_test(a_message_to_a_device_that_is_lost),
         cmocka_unit_test(canceled),
         cmocka_unit_test(deregistered),
         cmocka_unit_test(closed),
@@ -1109,6 +1161,7 @@ int main(void)
     const struct CMUnitTest lost[] = {
         cmocka_unit_test(a_copy_here_that_does_not_end),
         cmocka_unit_test(a_copy_for_a_peer_that_does_not_end),
+        cmocka_unit_test(registrations_of_a_copy_that_does_not_end),
         cmocka_unit_test(endpoints_whose_copies_do_not_end),
     };
     return failed + cmocka_run_group_tests(lost, NULL, NULL);

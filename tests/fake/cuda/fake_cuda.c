@@ -263,7 +263,10 @@ int cuDeviceTotalMem_v2(size_t *bytes, int device)
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    *value = attribute == CUDA_DEVICE_WARP ? 32 : attribute == CUDA_DEVICE_BUS ? 0x17 + device : 0;
+    *value = attribute == CUDA_DEVICE_WARP     ? 32
+             : attribute == CUDA_DEVICE_BUS    ? 0x17 + device
+             : attribute == CUDA_DEVICE_DOMAIN ? 1
+                                               : 0;
     return is_device(device) ? VENDOR_OK : VENDOR_EDEVICE;
 }
 
