@@ -150,9 +150,10 @@ static int leave(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handl
                  struct weft_op_status *status)
 {
     pthread_mutex_lock(&ep->lock);
-    op->detached = !op->done;
+    bool done = op->done;
+    op->detached = !done; /* from here on it may be another's */
     pthread_mutex_unlock(&ep->lock);
-    if (is_done(op, handle))
+    if (done)
         return read_result(op, handle, status);
     status->status = WEFT_ETIMEOUT;
     const char *who = atomic_load(&ep->copier.busy) ? "a copy that a GPU has begun" : "what was under way";

@@ -1097,7 +1097,10 @@ static void registrations_of_a_copy_that_does_not_end(void **state)
         WEFT_OK(weft_mem_advertise(mem[i], t.far.at + i * STEP, STEP, &remote[i]));
     }
     driver(DOES_NOT_END);
-    WEFT_OK(weft_post(t.conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N, .remote = remote, .nremote = N), &op));
+    WEFT_OK(weft_post(t.conn,
+                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N,
+                                .remote = remote, .nremote = N),
+                      &op));
     test_sleep_ms(200); /* until it is there */
     for (int i = 0; i < N; i++)
         WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(mem[i]));
