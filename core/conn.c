@@ -377,16 +377,18 @@ static void linger(struct weft__endpoint *ep, struct weft__conn *conn, uint64_t 
     weft__wait(ep, weft__msg_flushed, conn, until);
 }
 
-/* It goes when what refers to it has ended, as one that nobody has a handle of. */
-static void leave_to_reaper(struct weft__conn *conn)
+/* It goes as one that nobody has a handle of. */
+void weft__conn_give_up(struct weft__conn *conn)
 {
     struct weft__endpoint *ep = conn->ep;
     pthread_mutex_lock(&ep->lock);
-    conn->reaping = true;
+    conn->given_up = conn->reaping = true;
     if (!conn->passive)
         atomic_fetch_add(&ep->reapable, 1);
     conn->passive = true;
+    weft__changed(ep);
     pthread_mutex_unlock(&ep->lock);
+    weft__wake(ep);
 }
 
 int weft__left_behind(const struct weft__endpoint *ep, const char *what)
@@ -398,20 +400,16 @@ int weft__left_behind(const struct weft__endpoint *ep, const char *what)
                      who);
 }
 
-bool weft__conn_close(struct weft__conn *conn, uint64_t linger_until)
+bool weft__conn_close(struct weft__conn *conn, uint64_t linger_until, uint64_t patience)
 {
     struct weft__endpoint *ep = conn->ep;
-    uint64_t from = linger_until ? linger_until : weft_now();
     if (linger_until)
         linger(ep, conn, linger_until);
     pthread_mutex_lock(&ep->lock);
     weft__conn_down(conn, WEFT_ECLOSED, "closed on this side");
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
-    if (weft__wait(ep, weft__conn_idle, conn, from + ep->give_up_ns)) /* lanes close links at once */
-        return true;
-    leave_to_reaper(conn);
-    return false;
+    return weft__wait(ep, weft__conn_idle, conn, weft_now() + patience); /* lanes close links at once */
 }
 
 int weft_conn_close(weft_conn_t handle)
@@ -428,10 +426,11 @@ int weft_conn_close(weft_conn_t handle)
     }
     weft_endpoint_t ep_handle = ep->handle;
     int rc = 0;
-    if (weft__conn_close(conn, weft_now() + ep->grace_ns)) {
+    if (weft__conn_close(conn, weft_now() + ep->grace_ns, ep->give_up_ns)) {
         weft__handle_drain(handle, 1);
         weft__conn_free(conn);
     } else {
+        weft__conn_give_up(conn);
         rc = weft__left_behind(ep, conn->peer_text);
         weft__handle_put(handle);
     }

@@ -226,8 +226,8 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
 
 /* --- close --------------------------------------------------------------------------------------- */
 
-/* Close whichever conn is first, with its handle. False if there is none. */
-static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until)
+/* Close whichever conn is first, with its handle; false if there is none. One that does not go within `patience` ns is left. */
+static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until, uint64_t patience)
 {
     pthread_mutex_lock(&ep->lock);
     struct weft__conn *conn = ep->conns;
@@ -240,15 +240,33 @@ static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until)
     }
     pthread_mutex_unlock(&ep->lock);
     if (conn) {
-        conn->left = !weft__conn_close(conn, linger_until);
-        if (!conn->left) {
+        if (weft__conn_close(conn, linger_until, patience)) {
             weft__handle_drain(conn->handle, 0);
             weft__conn_free(conn);
+        } else {
+            conn->left = conn->reaping = true;
         }
     } else if (any) {
         usleep(1000);
     }
     return any;
+}
+
+/* Those that do not hold up others first: what holds one is a GPU that does not end a copy. */
+static void close_conns(struct weft__endpoint *ep)
+{
+    uint64_t linger_until = weft_now() + ep->grace_ns; /* for all of them */
+    uint64_t soon = ep->give_up_ns / 10, until = linger_until + ep->give_up_ns;
+    while (close_one_conn(ep, linger_until, soon))
+        ;
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next) {
+        uint64_t now = weft_now();
+        conn->left = !weft__conn_close(conn, 0, until > now ? until - now : 0);
+        if (conn->left)
+            weft__conn_give_up(conn);
+    }
+    while (close_one_conn(ep, 0, 0)) /* those that went after all */
+        ;
 }
 
 /* No links are left, so no peer can be touching anything. */
@@ -303,9 +321,7 @@ int weft_endpoint_close(weft_endpoint_t handle)
     weft__changed(ep);
     pthread_mutex_unlock(&ep->lock);
     /* the reaper must not touch conns that are closed here, nor strangers add new ones */
-    uint64_t linger_until = weft_now() + ep->grace_ns; /* for all of them */
-    while (close_one_conn(ep, linger_until))
-        ;
+    close_conns(ep);
     weft__threads_stop(ep);
     weft__handle_drain(handle, 1);
     weft__boot_close(ep);

@@ -56,14 +56,14 @@ static uintptr_t first_without(uint64_t flags, int fd, const void *addr, uint64_
     return 0;
 }
 
-int weft__mapping_check(int fd, const void *addr, uint64_t len, bool written)
+int weft__mapping_check(int fd, const void *addr, uint64_t len, bool read, bool written)
 {
     if (!mapped(addr, len))
         return weft_fail(-EFAULT, "%llu bytes at %p are not all mapped", (unsigned long long)len, addr);
-    uintptr_t at = first_without(READABLE | (written ? WRITABLE : 0), fd, addr, len);
+    uintptr_t at = first_without((read ? READABLE : 0) | (written ? WRITABLE : 0), fd, addr, len);
     if (!at)
         return 0;
-    if (first_without(READABLE, fd, (void *)at, 1))
+    if (read && first_without(READABLE, fd, (void *)at, 1))
         return weft_fail(-EFAULT, "%llu bytes at %p cannot be read from %p on: that is a GPU's memory, or nobody's",
                          (unsigned long long)len, addr, (void *)at);
     return weft_fail(-EFAULT,

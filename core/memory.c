@@ -162,7 +162,8 @@ int weft__reg_open(struct weft__endpoint *ep, void *addr, uint64_t len, uint32_t
     weft_list_init(&reg->exports);
     int rc = find_owner(ep, reg);
     if (rc == 0 && !reg->apart)
-        rc = weft__mapping_check(ep->maps_fd, addr, len, access & (WEFT_WRITE | WEFT_ATOMIC));
+        rc = weft__mapping_check(ep->maps_fd, addr, len, access & (WEFT_READ | WEFT_ATOMIC),
+                                 access & (WEFT_WRITE | WEFT_ATOMIC));
     if (rc == 0)
         rc = weft_random(&reg->key, sizeof reg->key);
     if (rc == 0)
@@ -384,8 +385,8 @@ static int reg_finish(struct weft__endpoint *ep, struct weft__reg *reg)
         free(reg);
         return 0;
     }
-    return weft_fail(WEFT_ETIMEOUT, "a peer that does not go on still touches this memory: it "
-                                    "must stay mapped until its conn is closed");
+    return weft_fail(WEFT_ETIMEOUT, "a peer or a GPU that does not go on still touches this memory: it "
+                                    "must stay mapped until its conn is closed (0 of weft_conn_close)");
 }
 
 /* Endpoint lock held. */

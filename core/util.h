@@ -144,9 +144,9 @@ static inline uint64_t weft__le64(const uint8_t *at)
 /* What the kernel is asked by, for this process alone, or -1: it does not tell what may be written (Linux 6.11 and newer do).
  * The caller closes it. */
 int weft__mapping_open(void);
-/* 0, or -EFAULT with a sentence: memory of the host is not all mapped, or not all of it so that it may be read (and written,
- * where it is to be), as far as the kernel tells. */
-int weft__mapping_check(int fd, const void *addr, uint64_t len, bool written);
+/* 0, or -EFAULT with a sentence: memory of the host is not all mapped, or not all of it so that it may be read, or written,
+ * where it is to be, as far as the kernel tells. */
+int weft__mapping_check(int fd, const void *addr, uint64_t len, bool read, bool written);
 
 /* --- library.c ----------------------------------------------------------------------------- */
 

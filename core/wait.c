@@ -83,10 +83,12 @@ struct op_wait {
     weft_op_t handle;
 };
 
+/* Endpoint lock held. */
 static bool op_ready(void *arg)
 {
     struct op_wait *w = arg;
-    return w->op->handle != w->handle || w->op->done;
+    const struct weft__op *op = w->op;
+    return op->handle != w->handle || op->done || (op->conn && op->conn->given_up);
 }
 
 /* The caller keeps the endpoint alive. */
@@ -179,7 +181,7 @@ static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handl
         rc = wait_op(ep, op, handle, (int)(ep->give_up_ns / 1000000u), status);
         by = "its conn was closed";
         if (rc == WEFT_ETIMEOUT && status->status == WEFT_EAGAIN)
-            return leave(ep, op, handle, timeout_ms, status);
+            rc = leave(ep, op, handle, timeout_ms, status);
         rc = rc == WEFT_ECLOSED ? WEFT_ECANCELED : rc; /* what could not be canceled */
     }
     if (rc != WEFT_ECANCELED)

@@ -1002,11 +1002,22 @@ static void some_slots_are_for_short_ones(void **state)
 
 /* --- a GPU that does not end a copy: no call hangs ------------------------------------------------ */
 
-static void patience(weft_endpoint_t handle, uint64_t ms)
+static struct weft__endpoint *inside(weft_endpoint_t handle)
 {
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
-    ep->give_up_ns = ms * 1000000;
     weft__handle_put(handle);
+    return ep;
+}
+
+static void patience(weft_endpoint_t handle, uint64_t ms)
+{
+    inside(handle)->give_up_ns = ms * 1000000;
+}
+
+/* Until its GPU has begun a copy. */
+static void is_at_it(weft_endpoint_t handle)
+{
+    TEST_UNTIL(atomic_load(&inside(handle)->copier.busy), test_sleep_ms(1), "a copy that begins");
 }
 
 static bool is_mapped(void)
@@ -1045,6 +1056,8 @@ static void stuck_open(struct two *t, int near)
 static void stuck_over(struct two *t)
 {
     driver(ENDS);
+    patience(t->a, T);
+    patience(t->b, T);
     duo_join(t->a, t->b, &t->conn, &t->other);
     works(t);
     two_close(t);
@@ -1101,13 +1114,39 @@ static void registrations_of_a_copy_that_does_not_end(void **state)
                       WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N,
                                 .remote = remote, .nremote = N),
                       &op));
-    test_sleep_ms(200); /* until it is there */
+    is_at_it(t.b);
     for (int i = 0; i < N; i++)
         WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(mem[i]));
     driver(ENDS);
     assert_int_equal(end_of(op).status, 0);
+    patience(t.a, T);
+    patience(t.b, T);
     works(&t);
     two_close(&t);
+}
+
+static void *writes_for_ever(void *arg)
+{
+    struct two *t = arg;
+    return (void *)(intptr_t)weft_write(t->conn, t->near.at, LEN, &t->remote, 0, WEFT_FOREVER);
+}
+
+/* Another thread waits without a deadline: who closes the conn lets it go. */
+static void waited_for_without_a_deadline(void **state)
+{
+    (void)state;
+    struct two t;
+    pthread_t thread;
+    void *rc;
+    impatient_open(&t, 0);
+    driver(DOES_NOT_END);
+    assert_int_equal(pthread_create(&thread, NULL, writes_for_ever, &t), 0);
+    is_at_it(t.a);
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.conn));
+    assert_int_equal(pthread_join(thread, &rc), 0);
+    assert_int_equal((intptr_t)rc, WEFT_ETIMEOUT);
+    driver(ENDS);
+    stuck_over(&t);
 }
 
 /* Nothing of them is given back: they are the last. */
@@ -1165,6 +1204,7 @@ int main(void)
         cmocka_unit_test(a_copy_here_that_does_not_end),
         cmocka_unit_test(a_copy_for_a_peer_that_does_not_end),
         cmocka_unit_test(registrations_of_a_copy_that_does_not_end),
+        cmocka_unit_test(waited_for_without_a_deadline),
         cmocka_unit_test(endpoints_whose_copies_do_not_end),
     };
     return failed + cmocka_run_group_tests(lost, NULL, NULL);

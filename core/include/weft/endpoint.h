@@ -94,7 +94,8 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
  * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
  * process that ends without it may leave a peer waiting to hear that its last message was taken: that
  * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT: it is closed, but a GPU has
- * not ended a copy for 10 s (what is queued before it never ends): memory that was registered, or named, stays in use.
+ * not ended a copy for 10 s (what is queued before it never ends): memory that was registered, or named, stays in use until the
+ * process ends.
  */
 WEFT_API int weft_endpoint_close(weft_endpoint_t endpoint);
 
@@ -155,7 +156,8 @@ WEFT_API int weft_endpoint_conns(weft_endpoint_t endpoint, weft_conn_t *list, in
 
 /* Close a conn. Its operations end with WEFT_ECLOSED, the peer's with WEFT_EPEER. A conn that
  * died by itself stays, as a handle that tells why, until this is called. To reconnect, connect
- * again: it gives another handle. WEFT_ETIMEOUT, as of weft_endpoint_close, after 10 s and WEFT_CANCEL_GRACE. */
+ * again: it gives another handle. WEFT_ETIMEOUT, after 10 s and WEFT_CANCEL_GRACE: a
+ * GPU has not ended a copy; until it has, memory that was named stays in use. */
 WEFT_API int weft_conn_close(weft_conn_t conn);
 
 enum weft_conn_state { WEFT_CONN_CONNECTING, WEFT_CONN_UP, WEFT_CONN_DOWN };
@@ -222,7 +224,7 @@ struct weft_mem_opts {
  * Registering a range once more, with the same access, costs nothing: both mems share one registration, which ends with
  * the last of them.
  * Read-only memory may be registered with WEFT_READ. Refused (-EFAULT) is memory of the host that is not mapped; what is mapped
- * without access to it, and read-only where access has WEFT_WRITE or WEFT_ATOMIC (Linux 6.11 and newer; over verbs, always); and
+ * without the access that it is registered with: so read-only memory where that has WEFT_WRITE or WEFT_ATOMIC (Linux 6.11 and newer; over verbs, always); and
  * what begins in memory of a GPU and is not all of it allocated on that one. Pages stay
  * accessible as registered (a file that they are mapped from does not become shorter): the first to touch one that is not may
  * be this process, which gets SIGSEGV or SIGBUS; where it is the kernel or a nic, the operation ends with -EFAULT, or the
@@ -232,7 +234,7 @@ WEFT_API int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
                           const struct weft_mem_opts *opts, weft_mem_t *mem);
 /* End a registration. When this returns 0, peers can no longer touch the memory through this mem;
  * it waits for those that are touching it, but no longer than WEFT_CANCEL_GRACE: WEFT_ETIMEOUT says
- * that the memory must stay mapped until their conn is closed (the handle is gone all the same).
+ * that the memory must stay mapped until weft_conn_close of their conn has returned 0 (the handle is gone all the same).
  * The mem must not be in use by this side's own operations (-EBUSY). */
 WEFT_API int weft_mem_dereg(weft_mem_t mem);
 
