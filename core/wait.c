@@ -83,12 +83,27 @@ struct op_wait {
     weft_op_t handle;
 };
 
-/* Endpoint lock held. */
+/* Both with the endpoint lock held. */
+static bool is_over(const struct op_wait *w)
+{
+    return w->op->handle != w->handle || w->op->done;
+}
+
 static bool op_ready(void *arg)
 {
-    struct op_wait *w = arg;
-    const struct weft__op *op = w->op;
-    return op->handle != w->handle || op->done || (op->conn && op->conn->given_up);
+    const struct op_wait *w = arg;
+    return is_over(w) || (w->op->conn && w->op->conn->given_up);
+}
+
+/* Why a wait is over whose op is not done. */
+static int say_not_done(struct weft__endpoint *ep, const struct op_wait *w, int timeout_ms)
+{
+    pthread_mutex_lock(&ep->lock);
+    bool given_up = !is_over(w) && w->op->conn && w->op->conn->given_up;
+    pthread_mutex_unlock(&ep->lock);
+    if (given_up)
+        return weft_fail(WEFT_ETIMEOUT, "the conn was closed, and the operation has not ended in time for that");
+    return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
 }
 
 /* The caller keeps the endpoint alive. */
@@ -104,7 +119,7 @@ static int wait_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t han
         return result;
     if (status)
         *status = (struct weft_op_status){.status = WEFT_EAGAIN};
-    return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
+    return say_not_done(ep, &w, timeout_ms);
 }
 
 int weft_op_wait(weft_op_t handle, int timeout_ms, struct weft_op_status *status)
@@ -159,9 +174,11 @@ static int leave(struct weft__endpoint *ep, struct weft__op *op, weft_op_t handl
         return read_result(op, handle, status);
     status->status = WEFT_ETIMEOUT;
     const char *who = atomic_load(&ep->copier.busy) ? "a copy that a GPU has begun" : "what was under way";
-    return weft_fail(WEFT_ETIMEOUT,
-                     "not done after %d ms, and %s has not ended since its conn was closed: until it has, this memory stays in use",
-                     timeout_ms, who);
+    char when[32] = "";
+    if (timeout_ms >= 0) /* else another thread has closed the conn */
+        snprintf(when, sizeof when, " after %d ms", timeout_ms);
+    return weft_fail(WEFT_ETIMEOUT, "not done%s, and %s has not ended since its conn was closed: until it has, this memory stays in use",
+                     when, who);
 }
 
 /* The deadline has passed: get the memory back, cutting the conn if nothing else helps. */

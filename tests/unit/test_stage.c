@@ -1128,7 +1128,9 @@ static void registrations_of_a_copy_that_does_not_end(void **state)
 static void *writes_for_ever(void *arg)
 {
     struct two *t = arg;
-    return (void *)(intptr_t)weft_write(t->conn, t->near.at, LEN, &t->remote, 0, WEFT_FOREVER);
+    int64_t rc = weft_write(t->conn, t->near.at, LEN, &t->remote, 0, WEFT_FOREVER);
+    CHECK(strstr(weft_last_error(), "not done, and a"), "'%s'", weft_last_error());
+    return (void *)(intptr_t)rc;
 }
 
 /* Another thread waits without a deadline: who closes the conn lets it go. */
@@ -1142,9 +1144,14 @@ static void waited_for_without_a_deadline(void **state)
     driver(DOES_NOT_END);
     assert_int_equal(pthread_create(&thread, NULL, writes_for_ever, &t), 0);
     is_at_it(t.a);
+    weft_op_t op = post(&t, WEFT_XFER_WRITE);
     WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.conn));
     assert_int_equal(pthread_join(thread, &rc), 0);
     assert_int_equal((intptr_t)rc, WEFT_ETIMEOUT);
+    struct weft_op_status status;
+    int ended = weft_op_wait(op, WEFT_FOREVER, &status); /* it may not have begun */
+    CHECK(ended == WEFT_ECLOSED || (status.status == WEFT_EAGAIN && strstr(weft_last_error(), "the conn was closed")),
+          "%d: '%s'", ended, weft_last_error());
     driver(ENDS);
     stuck_over(&t);
 }

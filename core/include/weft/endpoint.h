@@ -346,7 +346,7 @@ WEFT_API int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t
  * the handle is gone and *status (may be NULL) is filled. Makes progress if it is not. */
 WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 /* The same, waiting: 0: done and well; WEFT_ETIMEOUT with status->status WEFT_EAGAIN: not done by
- * then, the handle lives on; else done and failed with the code returned. */
+ * then, or given up with its conn (weft_conn_close was WEFT_ETIMEOUT), the handle lives on; else done and failed with the code returned. */
 WEFT_API int weft_op_wait(weft_op_t op, int timeout_ms, struct weft_op_status *status);
 /*
  * Ask that an operation ends soon. It still has to be waited for; it ends with WEFT_ECANCELED, or

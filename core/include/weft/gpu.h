@@ -146,6 +146,7 @@ typedef int weft_gpu_export_dmabuf_fn(struct weft_gpu *gpu, void *addr, uint64_t
  *             them. *fd: -1, or a descriptor that has to get there with the handle (SCM_RIGHTS): the caller's to close, good for one process.
  * ipc_open:   map them; *addr is where the same byte is, and as many len bytes there are what was mapped. fd stays the
  *             caller's. Opened once more with the same handle, in any context, what is open already needs no descriptor.
+ *             A handle that another backend has made is refused: it has to say whose it is.
  *             All of it is another process's word: WEFT_EPROTO or a code if it is not what it should be, or is shorter.
  * ipc_close:  as often as it was opened.
  * Default: WEFT_EUNSUPPORTED.
