@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The endpoint: open, close, metadata, connect, accept, notifications. */
+/* The endpoint: open, close, connect, accept, notifications. */
 #include "endpoint.h"
 #include "auth.h"
 #include "boot.h"
@@ -7,6 +7,7 @@
 #include "lane.h"
 #include "match.h"
 #include "mem.h"
+#include "metadata.h"
 #include "msg.h"
 #include "notify.h"
 #include "op.h"
@@ -17,7 +18,6 @@
 #include "util.h"
 #include "weft/gpu.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdatomic.h>
@@ -336,119 +336,6 @@ int weft_endpoint_close(weft_endpoint_t handle)
     return 0;
 }
 
-/* --- metadata ------------------------------------------------------------------------------------ */
-
-/* u32 magic, u16 version, u16 zero, uuid, boot id, u64 netns, u32 pid, u16 port, hostname,
- * u8 n, n numeric addresses as text. */
-#define METADATA_MAGIC 0x4d465457u
-#define METADATA_VERSION 1
-#define METADATA_ADDRESSES 8
-
-struct metadata {
-    struct weft__host host;
-    struct weft_metadata_info info;
-    int n;
-    char addresses[METADATA_ADDRESSES][64];
-};
-
-int weft_endpoint_metadata(weft_endpoint_t handle, void *buf, size_t cap)
-{
-    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
-    if (!ep)
-        return WEFT_EHANDLE;
-    uint8_t bytes[WEFT_METADATA_MAX];
-    char text[64] = "";
-    struct weft__address list[METADATA_ADDRESSES];
-    struct weft__writer w = {bytes, bytes + sizeof bytes, false};
-    weft__put_u32(&w, METADATA_MAGIC);
-    weft__put_u16(&w, METADATA_VERSION);
-    weft__put_u16(&w, 0);
-    weft__put(&w, ep->uuid, sizeof ep->uuid);
-    weft__put(&w, ep->host.boot_id, sizeof ep->host.boot_id);
-    weft__put_u64(&w, ep->host.netns);
-    weft__put_u32(&w, ep->pid);
-    weft__put_u16(&w, weft__address_port(&ep->bound));
-    gethostname(text, sizeof text - 1);
-    weft__put_text(&w, text);
-    int n = weft__address_list(&ep->bound, list, METADATA_ADDRESSES);
-    weft__put_u8(&w, (uint8_t)n);
-    for (int i = 0; i < n; i++) {
-        weft__address_host(&list[i], text, sizeof text);
-        weft__put_text(&w, text);
-    }
-    weft__handle_put(handle);
-    int len = (int)(w.at - bytes);
-    if (w.bad)
-        return weft_fail(WEFT_ELIMIT, "metadata does not fit %d bytes", WEFT_METADATA_MAX);
-    if (buf && cap >= (size_t)len)
-        memcpy(buf, bytes, (size_t)len);
-    return len;
-}
-
-static int decode_metadata(const void *data, size_t len, struct metadata *m)
-{
-    memset(m, 0, sizeof *m);
-    if (!data)
-        return weft_fail(-EINVAL, "metadata is NULL");
-    struct weft__reader r = {data, (const uint8_t *)data + len, false};
-    uint32_t magic = weft__get_u32(&r);
-    uint16_t version = weft__get_u16(&r), zero = weft__get_u16(&r);
-    if (r.bad || magic != METADATA_MAGIC || zero)
-        return weft_fail(WEFT_EPROTO, "%zu bytes that are not metadata", len);
-    if (version != METADATA_VERSION)
-        return weft_fail(WEFT_EVERSION, "metadata has version %u, this library reads %u", version,
-                         METADATA_VERSION);
-    weft__get(&r, m->info.uuid, sizeof m->info.uuid);
-    weft__get(&r, m->host.boot_id, sizeof m->host.boot_id);
-    m->host.netns = weft__get_u64(&r);
-    m->info.pid = weft__get_u32(&r);
-    m->info.port = weft__get_u16(&r);
-    weft__get_text(&r, m->info.hostname, sizeof m->info.hostname);
-    m->n = weft__get_u8(&r);
-    if (m->n > METADATA_ADDRESSES)
-        return weft_fail(WEFT_EPROTO, "metadata with %d addresses", m->n);
-    for (int i = 0; i < m->n; i++)
-        weft__get_text(&r, m->addresses[i], sizeof m->addresses[i]);
-    if (r.bad || r.at != r.end || !m->n || !m->info.port)
-        return weft_fail(WEFT_EPROTO, "malformed metadata of %zu bytes", len);
-    memcpy(m->info.host, m->addresses[0], sizeof m->info.host);
-    return 0;
-}
-
-int weft_metadata_parse(const void *metadata, size_t len, struct weft_metadata_info *info)
-{
-    struct metadata m;
-    if (!info)
-        return weft_fail(-EINVAL, "weft_metadata_parse: info is NULL");
-    int rc = decode_metadata(metadata, len, &m);
-    if (rc == 0)
-        *info = m.info;
-    return rc;
-}
-
-/* What a peer names is never resolved: "cafe.de" is a host, and made of hexadecimal digits. */
-static bool is_numeric(const char *host)
-{
-    char text[64];
-    struct in6_addr addr;
-    snprintf(text, sizeof text, "%.*s", (int)strcspn(host, "%"), host); /* without a scope */
-    return inet_pton(AF_INET, host, &addr) == 1 || inet_pton(AF_INET6, text, &addr) == 1;
-}
-
-static int metadata_addresses(const struct metadata *m, struct weft__address *list)
-{
-    for (int i = 0; i < m->n; i++) {
-        char text[80];
-        if (!is_numeric(m->addresses[i]))
-            return weft_fail(WEFT_EPROTO, "metadata names a host that is not numeric");
-        snprintf(text, sizeof text, "[%s]:%u", m->addresses[i], m->info.port);
-        int rc = weft__address_parse(text, &list[i]);
-        if (rc)
-            return rc;
-    }
-    return m->n;
-}
-
 /* --- connect and accept -------------------------------------------------------------------------- */
 
 /* The handshake keeps the time itself; who waits for it gives it so much more to say so. */
@@ -502,7 +389,7 @@ static int check_connect(const struct weft_connect_opts *opts, struct weft_conne
 }
 
 /* Why nobody may be there: the default listens on loopback only. */
-static const char *hint_of(const struct weft__endpoint *ep, const struct metadata *m,
+static const char *hint_of(const struct weft__endpoint *ep, const struct weft__metadata *m,
                            const struct weft__address *list, int n)
 {
     bool loopback = !weft__host_same(&ep->host, &m->host);
@@ -516,13 +403,13 @@ int weft_endpoint_connect(weft_endpoint_t handle, const void *metadata, size_t l
                           const struct weft_connect_opts *opts, weft_conn_t *conn)
 {
     struct weft_connect_opts o;
-    struct metadata m;
-    struct weft__address list[METADATA_ADDRESSES];
+    struct weft__metadata m;
+    struct weft__address list[WEFT__METADATA_ADDRESSES];
     int rc = check_connect(opts, &o, conn);
     if (rc == 0)
-        rc = decode_metadata(metadata, len, &m);
+        rc = weft__metadata_decode(metadata, len, &m);
     if (rc == 0)
-        rc = metadata_addresses(&m, list);
+        rc = weft__metadata_addresses(&m, list);
     if (rc < 0)
         return rc;
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
