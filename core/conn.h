@@ -40,9 +40,10 @@ struct weft__conn {
     bool hears;                     /* heard has not been looked at */
     uint32_t heard[2];              /* counts that came with the last message */
     uint64_t taken_bytes;           /* since it was last told at once */
-    bool queued_accept, passive, reaping;
+    bool queued_accept;
+    bool passive;  /* no caller will close it: who frees it is the reaper */
+    bool reaping;  /* its handle is shut, by the reaper or by who closes the endpoint */
     bool given_up; /* it was closed, and something does not end: who waits for its operations waits no longer */
-    bool left;     /* who closes the endpoint has waited long enough */
     bool same_host_path; /* the transport needs no address */
     bool handshaking;    /* boot.c still refers to it */
     uint32_t nops;       /* in ops */
@@ -105,14 +106,6 @@ static inline void weft__conn_fill(struct weft__conn *conn)
     if (conn->outq || conn->todo.head || conn->resend)
         weft__conn_refill(conn);
 }
-/* Take a conn down and wait until nothing but its handle is left. No lock held. Before, and not longer
- * than until linger_until (0: not at all), the peer gets what it waits for. False: something refers to it still when
- * `patience` ns have gone by after that. */
-bool weft__conn_close(struct weft__conn *conn, uint64_t linger_until, uint64_t patience);
-/* After it was false (a GPU does not end a copy): who waits is told, and the conn is reaped when that ends. */
-void weft__conn_give_up(struct weft__conn *conn);
-/* The reason, for the caller. WEFT_ETIMEOUT. */
-int weft__left_behind(const struct weft__endpoint *ep, const char *what);
 void weft__link_shut(struct weft__link *link, int status);
 /* The transport reports, or has been made to. Endpoint lock held. */
 void weft__link_lost(struct weft__link *link, int status, const char *why) WEFT_COLD;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The endpoint: open, close, connect, accept, notifications. */
+/* The endpoint: open, connect, accept, notifications. */
 #include "endpoint.h"
 #include "auth.h"
 #include "boot.h"
 #include "conn.h"
 #include "lane.h"
 #include "match.h"
-#include "mem.h"
 #include "metadata.h"
 #include "msg.h"
 #include "notify.h"
@@ -56,7 +55,7 @@ static struct weft__endpoint *endpoint_new(int threads)
     return ep;
 }
 
-static void endpoint_free(struct weft__endpoint *ep)
+void weft__endpoint_free(struct weft__endpoint *ep)
 {
     weft__boot_close(ep);
     weft__copier_close(ep);
@@ -208,7 +207,7 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
     if (rc == 0 && !(ep->handle = weft__handle_open(WEFT__ENDPOINT, ep, NULL)))
         rc = -ENOMEM;
     if (rc) {
-        endpoint_free(ep);
+        weft__endpoint_free(ep);
         return rc;
     }
     weft_endpoint_t handle = ep->handle;
@@ -221,118 +220,6 @@ int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endpoint_t *e
         return weft_fail(rc, "%s", text);
     }
     *endpoint = handle;
-    return 0;
-}
-
-/* --- close --------------------------------------------------------------------------------------- */
-
-/* Close whichever conn is first, with its handle; false if there is none. One that does not go within `patience` ns is left. */
-static bool close_one_conn(struct weft__endpoint *ep, uint64_t linger_until, uint64_t patience)
-{
-    pthread_mutex_lock(&ep->lock);
-    struct weft__conn *conn = ep->conns;
-    bool any = false;
-    /* one whose handle another thread has shut is being closed by that thread */
-    for (; conn; conn = conn->next) {
-        any |= !conn->left;
-        if (!conn->left && (weft__handle_shut(conn->handle, WEFT__CONN) || conn->reaping))
-            break;
-    }
-    pthread_mutex_unlock(&ep->lock);
-    if (conn) {
-        if (weft__conn_close(conn, linger_until, patience)) {
-            weft__handle_drain(conn->handle, 0);
-            weft__conn_free(conn);
-        } else {
-            conn->left = conn->reaping = true;
-        }
-    } else if (any) {
-        usleep(1000);
-    }
-    return any;
-}
-
-/* Those that do not hold up others first: what holds one is a GPU that does not end a copy. */
-static void close_conns(struct weft__endpoint *ep)
-{
-    uint64_t linger_until = weft_now() + ep->grace_ns; /* for all of them */
-    uint64_t soon = ep->give_up_ns / 10, until = linger_until + ep->give_up_ns;
-    while (close_one_conn(ep, linger_until, soon))
-        ;
-    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next) {
-        uint64_t now = weft_now();
-        conn->left = !weft__conn_close(conn, 0, until > now ? until - now : 0);
-        if (conn->left)
-            weft__conn_give_up(conn);
-    }
-    while (close_one_conn(ep, 0, 0)) /* those that went after all */
-        ;
-}
-
-/* No links are left, so no peer can be touching anything. */
-static void close_mems(struct weft__endpoint *ep)
-{
-    while (ep->mems) {
-        struct weft__mem *mem = ep->mems;
-        ep->mems = mem->next;
-        if (ep->mems)
-            ep->mems->prev = NULL;
-        if (weft__handle_shut(mem->handle, WEFT__MEM))
-            weft__handle_drain(mem->handle, 0);
-        free(mem);
-    }
-    while (ep->regs) {
-        struct weft__reg *reg = ep->regs;
-        ep->regs = reg->next;
-        weft__reg_discard(ep, reg);
-    }
-}
-
-static void free_notifs(struct weft__endpoint *ep)
-{
-    while (ep->notifs) {
-        struct weft__arrival *arrival = ep->notifs;
-        ep->notifs = arrival->next;
-        weft__arrival_free(arrival);
-    }
-}
-
-/* Its threads are gone and its conns closed, but a GPU may still write to its memory: that stays as it is. */
-static int leave(struct weft__endpoint *ep)
-{
-    static _Atomic(struct weft__endpoint *) all; /* so that leak checkers find them */
-    ep->left = atomic_load(&all);
-    while (!atomic_compare_exchange_weak(&all, &ep->left, ep))
-        ;
-    return weft__left_behind(ep, "the endpoint");
-}
-
-int weft_endpoint_close(weft_endpoint_t handle)
-{
-    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
-    if (!ep)
-        return WEFT_EHANDLE;
-    if (!weft__handle_shut(handle, WEFT__ENDPOINT)) {
-        weft__handle_put(handle);
-        return weft_fail(WEFT_EHANDLE, "endpoint is being closed by another thread");
-    }
-    pthread_mutex_lock(&ep->lock);
-    ep->closing = true;
-    weft__changed(ep);
-    pthread_mutex_unlock(&ep->lock);
-    /* the reaper must not touch conns that are closed here, nor strangers add new ones */
-    close_conns(ep);
-    weft__threads_stop(ep);
-    weft__handle_drain(handle, 1);
-    weft__boot_close(ep);
-    if (ep->conns)
-        return leave(ep);
-    /* registrations that a peer would not let go of end with its links */
-    for (int i = 0; i < ep->nlanes; i++)
-        weft__lane_progress(ep->lanes[i]);
-    close_mems(ep);
-    free_notifs(ep);
-    endpoint_free(ep);
     return 0;
 }
 

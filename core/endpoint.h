@@ -120,6 +120,9 @@ struct weft__endpoint {
     _Atomic(uint64_t) events_seen; /* of both, by weft_endpoint_progress */
 };
 
+/* Without conns, mems and threads. */
+void weft__endpoint_free(struct weft__endpoint *ep);
+
 /* Kick every lane that has work queued. No lock held. */
 static inline void weft__kick_all(struct weft__endpoint *ep)
 {

@@ -1169,6 +1169,40 @@ static void endpoints_whose_copies_do_not_end(void **state)
     }
 }
 
+static void *closes_the_conn(void *arg)
+{
+    return (void *)(intptr_t)weft_conn_close(((struct two *)arg)->conn);
+}
+
+/* One conn of several is stuck, and another thread is closing it. The others go, and nobody waits twice. */
+static void an_endpoint_whose_conn_another_thread_closes(void **state)
+{
+    (void)state;
+    struct two t;
+    weft_conn_t more[3], theirs[3];
+    pthread_t thread;
+    void *rc;
+    stuck_open(&t, 0);
+    for (int i = 0; i < 3; i++)
+        duo_join(t.a, t.b, &more[i], &theirs[i]);
+    assert_int_equal(pthread_create(&thread, NULL, closes_the_conn, &t), 0);
+    test_sleep_ms(50); /* it has begun, or has not: both are right */
+    int closed = weft_endpoint_close(t.a);
+    CHECK(closed == WEFT_ETIMEOUT, "%d: %s", closed, weft_last_error());
+    assert_int_equal(pthread_join(thread, &rc), 0);
+    CHECK((intptr_t)rc == WEFT_ETIMEOUT || (intptr_t)rc == WEFT_EHANDLE, "%d", (int)(intptr_t)rc);
+    for (int i = 0; i < 3; i++) {
+        weft_op_t op;
+        struct weft_op_status status;
+        struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_RECV};
+        int posted = weft_post(theirs[i], &x, &op);
+        int ended = posted ? posted : weft_op_wait(op, T, &status);
+        CHECK(ended == WEFT_EPEER || ended == WEFT_ECLOSED || ended == WEFT_EHANDLE, "%d: %s", ended, weft_last_error());
+    }
+    int peer = weft_endpoint_close(t.b);
+    CHECK(peer == (is_mapped() ? WEFT_ETIMEOUT : 0), "%d: %s", peer, weft_last_error());
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -1213,6 +1247,7 @@ int main(void)
         cmocka_unit_test(registrations_of_a_copy_that_does_not_end),
         cmocka_unit_test(waited_for_without_a_deadline),
         cmocka_unit_test(endpoints_whose_copies_do_not_end),
+        cmocka_unit_test(an_endpoint_whose_conn_another_thread_closes),
     };
     return failed + cmocka_run_group_tests(lost, NULL, NULL);
 }
