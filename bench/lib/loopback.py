@@ -143,6 +143,7 @@ def local_rows(t):
     yield Row(LOCAL_LATENCY, "us", {WEFT: lambda: t.local.latency("send", SMALL, "--depth", "1")})
 
 
+CONNS_TURNS = 5  # samples of the same vary by a third
 CONNS_ROW = f"tcp write 1 MiB, {CONNS_DEPTH} under way"
 TURNS = (1, 8, 64)
 TURNS_ALONE = f"tcp {SMALL} B writes by conns in turn, one at a time"
@@ -163,7 +164,7 @@ def conns_rows(t):
     yield Row(CONNS_ROW, "GB/s", {
         "Weft, 1 conn": lambda: t.tcp.bandwidth("write", MIB, *depth),
         f"Weft, {CONNS} conns": lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns",
-                                                         str(CONNS))})
+                                                         str(CONNS))}, turns=CONNS_TURNS)
     yield Row(TURNS_ALONE, "us", {by_turns(n): lambda n=n: t.tcp.latency(
         "write", SMALL, "--depth", "1", "--conns", str(n)) for n in TURNS})
     yield Row(TURNS_RATE, "M/s", {by_turns(n): lambda n=n: t.tcp.rate(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of measurements, taken in turns, and the Markdown made of them."""
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -23,11 +24,12 @@ LEAST_SHARE = 0.05
 
 
 class Row:
-    """One thing that is measured of several programs. best: max or min of the rounds' medians."""
+    """One thing that is measured of several programs. once: in the first round only. turns: that all have in each round, for
+    what a sample says little of."""
 
-    def __init__(self, name, unit, programs, once=False, digits=2):
+    def __init__(self, name, unit, programs, once=False, digits=2, turns=1):
         self.name, self.unit, self.programs, self.once = name, unit, programs, once
-        self.digits = digits
+        self.digits, self.turns = digits, turns
 
 
 def alike(a, b):
@@ -166,20 +168,20 @@ def take(run, probe):
 
 
 def measure(rows, rounds, samples, probe=lambda: 0):
+    """A turn is numbered as a part of its round: 0, 0.25, 0.5, ..."""
     for r in range(rounds):
         for row in rows:
-            if row.once and r > 0:
-                continue
-            for who, run in row.programs.items():
+            turns = 0 if row.once and r > 0 else row.turns
+            for number, who in itertools.product([r + t / row.turns for t in range(turns)], row.programs):
                 print(f"\r\033[Kround {r + 1} of {rounds}: {row.name}, {who}", end="",
                       file=sys.stderr, flush=True)
                 samples.want(row.name, who)
                 try:
-                    got = take(run, probe)
+                    got = take(row.programs[who], probe)
                 except proc.Failed as why:
                     print(f"\r\033[K{row.name}, {who}: {why}", file=sys.stderr)
                     continue
-                samples.add(row.name, who, *got, r)
+                samples.add(row.name, who, *got, number)
     print("\r\033[K", end="", file=sys.stderr)
 
 

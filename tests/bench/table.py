@@ -121,6 +121,18 @@ class Taking(unittest.TestCase):
         self.assertEqual(self.take(*[FAST, SLOW] * table.TRIES)[1:], (None, table.TRIES))
 
 
+class Turns(unittest.TestCase):
+    def test_in_turns_and_numbered_within_their_round(self):
+        calls = []
+        rows = [table.Row("often", "GB/s", {who: lambda who=who: calls.append(who) or table_sample(1.0)
+                                            for who in ("weft", "peer")}, turns=2),
+                table.Row("once", "GB/s", {"weft": lambda: calls.append("once") or table_sample(1.0)}, once=True)]
+        got = table.Samples(None)
+        table.measure(rows, 2, got)
+        self.assertEqual(calls, ["weft", "peer"] * 2 + ["once"] + ["weft", "peer"] * 2)
+        self.assertEqual([r for _, r in got.values(("often", "peer"), 0)], [0, 0.5, 1, 1.5])
+
+
 def table_sample(value):
     return (value, None)
 
