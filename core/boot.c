@@ -342,6 +342,7 @@ int weft__boot_connect(struct weft__conn *conn, const struct weft__address *list
     if (!boot) {
         pthread_mutex_lock(&conn->ep->lock);
         conn->handshaking = false;
+        weft__changed(conn->ep);
         pthread_mutex_unlock(&conn->ep->lock);
         return weft_fail(-ENOMEM, "no memory for a handshake");
     }

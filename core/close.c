@@ -85,6 +85,9 @@ int weft_conn_close(weft_conn_t handle)
     }
     weft_endpoint_t ep_handle = ep->handle;
     int rc = 0;
+    pthread_mutex_lock(&ep->lock);
+    weft__conn_unqueue(conn); /* else who accepts it is given a handle that is no more */
+    pthread_mutex_unlock(&ep->lock);
     linger(conn, weft_now() + ep->grace_ns);
     take_down(conn);
     weft__kick_all(ep);
@@ -102,18 +105,14 @@ int weft_conn_close(weft_conn_t handle)
 
 /* --- all conns of an endpoint that is closing: the reaper does not touch them, and strangers add none ------------- */
 
-/* Conns are this thread's from here on (`reaping`), but for those that another thread is closing. False: there are such. */
-static bool take_conns(struct weft__endpoint *ep)
+/* Conns are this thread's from here on (`reaping`), but for those that another thread is closing. */
+static void take_conns(struct weft__endpoint *ep)
 {
-    bool all = true;
     pthread_mutex_lock(&ep->lock);
-    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next) {
+    for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
         if (weft__handle_shut(conn->handle, WEFT__CONN))
             conn->reaping = true;
-        all &= conn->reaping;
-    }
     pthread_mutex_unlock(&ep->lock);
-    return all;
 }
 
 /* The taken one after this one, which is taken, too; the first after NULL. Others come and go meanwhile. */
@@ -127,18 +126,17 @@ static struct weft__conn *next_taken(struct weft__endpoint *ep, const struct wef
     return next;
 }
 
-static bool take_down_all(struct weft__endpoint *ep, uint64_t linger_until)
+static void take_down_all(struct weft__endpoint *ep)
 {
-    bool all = take_conns(ep);
+    uint64_t until = weft_now() + ep->grace_ns; /* for all of them */
     for (struct weft__conn *conn = next_taken(ep, NULL); conn; conn = next_taken(ep, conn)) {
-        linger(conn, linger_until);
+        linger(conn, until);
         take_down(conn);
     }
     weft__kick_all(ep);
-    return all;
 }
 
-/* Free those that are idle before `until`. */
+/* Free those that are idle before `until`. One that was given up has time once more: what holds it may have gone since. */
 static void free_taken(struct weft__endpoint *ep, uint64_t until)
 {
     for (struct weft__conn *next, *conn = next_taken(ep, NULL); conn; conn = next) {
@@ -150,18 +148,17 @@ static void free_taken(struct weft__endpoint *ep, uint64_t until)
     }
 }
 
-static void close_conns(struct weft__endpoint *ep)
+/* Returns when nobody else is in a call with this endpoint. */
+static void close_conns(struct weft__endpoint *ep, weft_endpoint_t handle)
 {
-    uint64_t linger_until = weft_now() + ep->grace_ns; /* for all of them, as is what follows */
-    uint64_t until = linger_until + ep->give_up_ns;
-    while (!take_down_all(ep, linger_until)) {
-        free_taken(ep, until);
-        usleep(1000); /* who is closing one gives up, too */
-    }
+    take_conns(ep);
+    take_down_all(ep);
+    uint64_t until = weft_now() + ep->give_up_ns;
     free_taken(ep, until);
     for (struct weft__conn *conn = next_taken(ep, NULL); conn; conn = next_taken(ep, conn))
         give_up(conn);
-    free_taken(ep, 0); /* those that went after all */
+    weft__handle_drain(handle, 1);
+    free_taken(ep, until); /* those that other threads have given up meanwhile */
 }
 
 /* --- the endpoint -------------------------------------------------------------------------------- */
@@ -217,9 +214,8 @@ int weft_endpoint_close(weft_endpoint_t handle)
     ep->closing = true;
     weft__changed(ep);
     pthread_mutex_unlock(&ep->lock);
-    close_conns(ep);
+    close_conns(ep, handle);
     weft__threads_stop(ep);
-    weft__handle_drain(handle, 1);
     weft__boot_close(ep);
     if (ep->conns)
         return leave(ep);

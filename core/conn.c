@@ -71,13 +71,14 @@ bool weft__conn_idle(void *arg)
            !conn->nops && !conn->stage.serving;
 }
 
-static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)
+void weft__conn_unqueue(struct weft__conn *conn)
 {
+    struct weft__endpoint *ep = conn->ep;
     struct weft__conn **at = &ep->accepts;
-    while (*at && *at != conn)
-        at = &(*at)->accept_next;
-    if (!*at)
+    if (!conn->queued_accept)
         return;
+    while (*at != conn)
+        at = &(*at)->accept_next;
     *at = conn->accept_next;
     if (!*at)
         ep->accepts_tail = at;
@@ -89,8 +90,7 @@ static void accepts_remove(struct weft__endpoint *ep, struct weft__conn *conn)
 static void unlink_conn(struct weft__conn *conn)
 {
     struct weft__endpoint *ep = conn->ep;
-    if (conn->queued_accept)
-        accepts_remove(ep, conn);
+    weft__conn_unqueue(conn);
     if (conn->prev)
         conn->prev->next = conn->next;
     else

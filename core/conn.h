@@ -90,6 +90,8 @@ struct weft__conn {
 
 /* Endpoint lock held, but for conn_open. */
 int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn **out);
+/* Nobody accepts it any more, or somebody does. Endpoint lock held. */
+void weft__conn_unqueue(struct weft__conn *conn);
 /* Nothing refers to it any more but its handle. */
 bool weft__conn_idle(void *conn);
 /* Give back a conn that is down and idle. Takes the endpoint lock. */

@@ -351,11 +351,7 @@ int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *ou
     } else if (!conn) {
         rc = weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);
     } else {
-        ep->accepts = conn->accept_next;
-        if (!ep->accepts)
-            ep->accepts_tail = &ep->accepts;
-        ep->naccepts--;
-        conn->queued_accept = false;
+        weft__conn_unqueue(conn);
         *out = conn->handle;
     }
     pthread_mutex_unlock(&ep->lock);

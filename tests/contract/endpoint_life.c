@@ -236,22 +236,30 @@ static void progress_waits_no_longer_than_told(void **state)
 }
 
 /* Two endpoints that only callers drive, in one thread. */
-static void callers_alone_can_make_progress(void **state)
+/* A conn between endpoints that may have no threads. */
+static weft_conn_t connect_driven(weft_endpoint_t a, weft_endpoint_t b)
 {
-    (void)state;
-    struct weft_endpoint_opts opts = duo_opts();
-    weft_endpoint_t a, b;
+    char bytes[WEFT_METADATA_MAX];
     weft_conn_t conn, other = 0;
-    char bytes[WEFT_METADATA_MAX], from[10000], to[10000];
-    opts.progress_threads = WEFT_PROGRESS_CALLER;
-    WEFT_OK(weft_endpoint_open(&opts, &a));
-    WEFT_OK(weft_endpoint_open(&opts, &b));
     int len = WEFT_OK(weft_endpoint_metadata(b, bytes, sizeof bytes));
     WEFT_OK(weft_endpoint_connect(a, bytes, (size_t)len,
                                   WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn));
     TEST_UNTIL(other || weft_endpoint_accept(b, 0, &other) == 0, weft_endpoint_progress(a, 0),
                "a conn between two endpoints without threads");
     TEST_UNTIL(weft_conn_wait(conn, 0) == 0, weft_endpoint_progress(b, 0), "the conn to be up");
+    return conn;
+}
+
+static void callers_alone_can_make_progress(void **state)
+{
+    (void)state;
+    struct weft_endpoint_opts opts = duo_opts();
+    weft_endpoint_t a, b;
+    char from[10000], to[10000];
+    opts.progress_threads = WEFT_PROGRESS_CALLER;
+    WEFT_OK(weft_endpoint_open(&opts, &a));
+    WEFT_OK(weft_endpoint_open(&opts, &b));
+    weft_conn_t conn = connect_driven(a, b);
     weft_mem_t mem;
     struct weft_remote remote;
     WEFT_OK(weft_mem_reg(b, to, sizeof to, NULL, &mem));
@@ -330,6 +338,31 @@ static void close_ends_what_waits(void **state)
     assert_int_equal(w.notif_rc, WEFT_ECLOSED);
     assert_int_equal(w.accept_rc, WEFT_ECLOSED);
     assert_int_equal(weft_recv(other, memory, sizeof memory, T), WEFT_EPEER);
+    WEFT_OK(weft_endpoint_close(b));
+}
+
+/* Nobody drives the peer: what its conns were sent is not known to have come, and each would be waited for. */
+static void close_waits_once_for_all_conns(void **state)
+{
+    (void)state;
+    enum { CONNS = 8, GRACE_MS = 1000 }; /* WEFT_CANCEL_GRACE is not set */
+    static const char bytes[8192];
+    struct weft_endpoint_opts opts = duo_opts();
+    weft_endpoint_t a = duo_endpoint(), b;
+    opts.progress_threads = WEFT_PROGRESS_CALLER;
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", "64M")); /* more than a transport takes while nobody drives the peer */
+    WEFT_OK(weft_endpoint_open(&opts, &b));
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", NULL));
+    for (int c = 0; c < CONNS; c++) {
+        weft_conn_t conn = connect_driven(a, b);
+        for (int i = 0; i < 1000; i++)
+            WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
+                                              .notify_len = sizeof bytes), NULL));
+    }
+    uint64_t since = weft_now();
+    WEFT_OK(weft_endpoint_close(a));
+    uint64_t ms = (weft_now() - since) / 1000000;
+    CHECK(ms < CONNS * GRACE_MS / 2, "%d ms: each of %d conns has a time of its own", (int)ms, CONNS);
     WEFT_OK(weft_endpoint_close(b));
 }
 
@@ -443,6 +476,7 @@ int main(void)
         ALONE(progress_waits_no_longer_than_told),
         ALONE(callers_alone_can_make_progress),
         ALONE(close_ends_what_waits),
+        ALONE(close_waits_once_for_all_conns),
         ALONE(stale_foreign_and_null_handles),
         ALONE(a_forked_child_has_no_handles),
     };

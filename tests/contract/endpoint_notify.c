@@ -108,6 +108,46 @@ static void small_and_large_keep_their_order(void **state)
     free(bytes);
 }
 
+/* They are on their way, and the peer has room for them, when the conns are closed: each by itself, or with their endpoint. */
+static void posted_before_the_close(bool each_by_itself)
+{
+    enum { CONNS = 8, EACH = 1500 };
+    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "20000")); /* closing waits so long for them; a second is little for some providers */
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", NULL));
+    weft_conn_t conns[CONNS], others[CONNS];
+    int heard[CONNS] = {0};
+    for (int c = 0; c < CONNS; c++)
+        duo_join(a, b, &conns[c], &others[c]);
+    for (int c = 0; c < CONNS; c++)
+        for (int i = 0; i < EACH; i++)
+            WEFT_OK(weft_post(conns[c], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = &i,
+                                                  .notify_len = sizeof i), NULL));
+    for (int c = 0; c < CONNS && each_by_itself; c++)
+        WEFT_OK(weft_conn_close(conns[c]));
+    WEFT_OK(weft_endpoint_close(a));
+    for (int n = 0; n < CONNS * EACH; n++) {
+        struct weft_notif got;
+        int c = 0, rc = weft_endpoint_notif(b, T, &got);
+        CHECK(rc == 0, "of %d notifications %d have come: %s", CONNS * EACH, n, weft_err_name(rc));
+        while (c < CONNS && got.conn != others[c])
+            c++;
+        assert_true(c < CONNS);
+        assert_int_equal(got.len, sizeof(int));
+        assert_memory_equal(got.data, &heard[c], sizeof heard[c]);
+        heard[c]++;
+        weft_notif_free(&got);
+    }
+    WEFT_OK(weft_endpoint_close(b));
+}
+
+static void posted_before_a_close_they_arrive(void **state)
+{
+    (void)state;
+    posted_before_the_close(true);
+    posted_before_the_close(false);
+}
+
 /* The queue holds as much as its limit; the sender of n notifications waits, nothing is lost. */
 static void fill_queue(uint64_t n, size_t len)
 {
@@ -319,6 +359,7 @@ int main(void)
         IN_ONE(delivered_when_it_returns),
         IN_BOTH(many_come_in_the_order_sent),
         IN_BOTH(small_and_large_keep_their_order),
+        cmocka_unit_test(posted_before_a_close_they_arrive),
         cmocka_unit_test(a_full_queue_makes_the_sender_wait),
         cmocka_unit_test(a_full_queue_makes_long_ones_wait),
         IN_BOTH(a_write_announces_its_data),

@@ -4,7 +4,7 @@
  * double of a GPU's driver, whose copies end when they are asked for often enough.
  */
 #include "bare_peer.h"
-#include "contract/duo.h"
+#include "two.h"
 
 #include <pthread.h>
 
@@ -16,103 +16,10 @@
 #include "util.h"
 
 #define T TEST_DEADLINE_MS
-#define LEN ((size_t)3 << 20)
+#define LEN TWO_LEN
 
-int cuInit(unsigned flags);
-int fake_cuda_pinned(void);
 int fake_cuda_launches(void);
-
-/* The driver reads its settings whenever it is started. */
-static void driver(const char *settings)
-{
-    setenv("FAKE_CUDA", settings, 1);
-    assert_int_equal(cuInit(0), 0);
-}
-
-/* Two endpoints, and a conn. */
-struct two {
-    weft_endpoint_t a, b;
-    weft_conn_t conn, other;
-    struct test_mem near, far; /* of A and B: GPUs, unless they are the host's */
-    weft_mem_t near_mem, far_mem;
-    struct weft_remote remote; /* far */
-};
-
-static weft_endpoint_t endpoint(const char *gpu)
-{
-    weft_endpoint_t ep;
-    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts,
-                                         .transport = test_env("WEFT_TEST_TRANSPORT", "tcp"),
-                                         .gpu = gpu, .progress_threads = 1),
-                               &ep));
-    return ep;
-}
-
-static weft_mem_t reg(weft_endpoint_t ep, void *addr, size_t len)
-{
-    weft_mem_t mem;
-    WEFT_OK(weft_mem_reg(ep, addr, len, NULL, &mem));
-    return mem;
-}
-
-static const char *near_chunk, *far_chunk; /* WEFT_STAGE_CHUNK of both; NULL: not set */
-
-static void two_open(struct two *t, const char *settings, int near, int far)
-{
-    *t = (struct two){0};
-    driver(settings);
-    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", near_chunk));
-    t->a = endpoint(near < 0 ? "host" : test_gpu());
-    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", far_chunk));
-    t->b = endpoint(test_gpu());
-    WEFT_OK(weft_config_set("WEFT_STAGE_CHUNK", NULL));
-    duo_join(t->a, t->b, &t->conn, &t->other);
-    test_mem_open_on(&t->near, LEN, 1, near);
-    test_mem_open_on(&t->far, LEN, 3, far);
-    t->near_mem = reg(t->a, t->near.at, LEN);
-    t->far_mem = reg(t->b, t->far.at, LEN);
-    WEFT_OK(weft_mem_advertise(t->far_mem, t->far.at, LEN, &t->remote));
-    test_fill(t->near.at, LEN, 1, 0);
-}
-
-static void two_close(struct two *t)
-{
-    WEFT_OK(weft_endpoint_close(t->a));
-    WEFT_OK(weft_endpoint_close(t->b));
-    test_mem_close(&t->near);
-    test_mem_close(&t->far);
-    assert_int_equal(fake_cuda_pinned(), 0);
-}
-
-static void works(struct two *t)
-{
-    test_fill(t->near.at, LEN, 1, 0);
-    assert_int_equal(weft_write(t->conn, t->near.at, LEN, &t->remote, 0, T), LEN);
-    assert_true(test_differs(t->far.at, LEN, 1, 0) < 0);
-    test_zero(t->near.at, LEN);
-    assert_int_equal(weft_read(t->conn, t->near.at, LEN, &t->remote, 0, T), LEN);
-    assert_true(test_differs(t->near.at, LEN, 1, 0) < 0);
-}
-
-static struct weft_op_status end_of(weft_op_t op)
-{
-    struct weft_op_status status = {.status = WEFT_EAGAIN};
-    int rc = weft_op_wait(op, T, &status);
-    CHECK(status.status != WEFT_EAGAIN, "deadline: waited for an operation");
-    assert_int_equal(rc, status.status);
-    return status;
-}
-
-static weft_op_t post(struct two *t, enum weft_xfer_op kind)
-{
-    struct weft_local local = {t->near.at, LEN, t->near_mem};
-    weft_op_t op;
-    WEFT_OK(weft_post(t->conn,
-                      WEFT_OPTS(weft_xfer, .op = kind, .local = &local, .nlocal = 1,
-                                .remote = &t->remote, .nremote = 1),
-                      &op));
-    return op;
-}
+int fake_cuda_pinned(void);
 
 /* --- what goes where -------------------------------------------------------------------------- */
 
@@ -122,7 +29,7 @@ static void to_and_from_a_side_without_gpus(void **state)
     (void)state;
     struct two t;
     two_open(&t, "", -1, 0);
-    works(&t);
+    two_work(&t);
     two_close(&t);
 }
 
@@ -139,9 +46,9 @@ static void all_kinds_in_one_operation(void **state)
     for (int i = 0; i < KINDS; i++) {
         test_mem_open_on(&near[i], N * STEP, 0, i - 1);
         test_mem_open_on(&far[i], N * STEP, 0, i - 1);
-        reg(t.a, near[i].at, N * STEP);
+        two_reg(t.a, near[i].at, N * STEP);
         WEFT_OK(
-            weft_mem_advertise(reg(t.b, far[i].at, N * STEP), far[i].at, N * STEP, &remotes[i]));
+            weft_mem_advertise(two_reg(t.b, far[i].at, N * STEP), far[i].at, N * STEP, &remotes[i]));
         test_fill(near[i].at, N * STEP, (uint64_t)i, 0);
     }
     for (size_t i = 0; i < N; i++) {
@@ -184,7 +91,7 @@ static void short_pieces_to_two_gpus(void **state)
     struct weft_remote remotes[2] = {t.remote}, remote[N];
     struct weft_local local[N];
     test_mem_open_on(&other, LEN, 0, 1);
-    WEFT_OK(weft_mem_advertise(reg(t.b, other.at, LEN), other.at, LEN, &remotes[1]));
+    WEFT_OK(weft_mem_advertise(two_reg(t.b, other.at, LEN), other.at, LEN, &remotes[1]));
     for (size_t i = 0; i < N; i++) {
         local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
         WEFT_OK(weft_remote_slice(&remotes[i < N / 2 ? 0 : i % 2], i * STEP, STEP, &remote[i]));
@@ -221,8 +128,8 @@ static void beyond_what_was_allocated(void **state)
     CHECK(strstr(weft_last_error(), "not all memory of GPU 0"), "'%s'", weft_last_error());
     WEFT_FAILS(-EFAULT, weft_mem_reg(t.b, t.far.base + t.far.size - 1, 2, NULL, &mem));
     assert_int_equal(mem, 99);
-    WEFT_OK(weft_mem_dereg(reg(t.b, t.far.at, end)));
-    works(&t);
+    WEFT_OK(weft_mem_dereg(two_reg(t.b, t.far.at, end)));
+    two_work(&t);
     two_close(&t);
 }
 
@@ -235,7 +142,7 @@ static void what_was_freed(void **state)
     two_open(&t, "devices=1", 0, 0);
     struct weft_local local[N];
     struct weft_remote longer, remote[N];
-    weft_mem_t handle = reg(t.b, t.far.at, LEN + 1);
+    weft_mem_t handle = two_reg(t.b, t.far.at, LEN + 1);
     struct weft__mem *mem = weft__handle_get(handle, WEFT__MEM);
     mem->len = mem->reg->len = LEN + (1 << 20);
     mem->reg->reached = false;
@@ -253,7 +160,7 @@ static void what_was_freed(void **state)
                           .remote = remote,
                           .nremote = N};
     assert_true(weft_transfer(t.conn, &x, T, NULL) < 0);
-    works(&t);
+    two_work(&t);
     two_close(&t);
 }
 
@@ -268,7 +175,7 @@ static void what_has_to_be_the_hosts(void **state)
     WEFT_FAILS(WEFT_EUNSUPPORTED,
                weft_add(t.conn, &t.remote, 5, 1, (uint64_t *)(void *)(t.near.at + 7), T));
     CHECK(strstr(weft_last_error(), "result of an ADD"), "'%s'", weft_last_error());
-    works(&t);
+    two_work(&t);
     two_close(&t);
 }
 
@@ -281,13 +188,13 @@ static void no_memory_to_pin(void **state)
         struct two t;
         two_open(&t, "pins=0", near, near < 0 ? 0 : -1);
         for (int i = 0; i < 3; i++) {
-            struct weft_op_status status = end_of(
-                post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            struct weft_op_status status = two_end(
+                two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
             assert_int_equal(status.status, -ENOMEM);
             CHECK(*status.text, "no word");
         }
-        driver("");
-        works(&t); /* the conn is as good as before */
+        fake_driver("");
+        two_work(&t); /* the conn is as good as before */
         two_close(&t);
     }
 }
@@ -298,16 +205,16 @@ static void a_device_that_is_lost(void **state)
     for (int near = -1; near <= 0; near++) {
         struct two t;
         two_open(&t, "", near, near < 0 ? 0 : -1);
-        works(&t);
-        driver("lost=1");
+        two_work(&t);
+        fake_driver("lost=1");
         for (int i = 0; i < 3; i++) {
-            struct weft_op_status status = end_of(
-                post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            struct weft_op_status status = two_end(
+                two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
             assert_int_equal(status.status, -EIO);
             CHECK(*status.text, "no word");
         }
-        driver("");
-        works(&t);
+        fake_driver("");
+        two_work(&t);
         two_close(&t);
     }
 }
@@ -321,13 +228,13 @@ static void a_message_to_a_device_that_is_lost(void **state)
     struct weft_local local = {t.far.at, 1000, t.far_mem};
     weft_op_t op;
     WEFT_OK(weft_post(t.other, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &local, .nlocal = 1), &op));
-    driver("lost=1");
+    fake_driver("lost=1");
     assert_int_equal(weft_send(t.conn, t.near.at, 1000, T), 1000);
-    struct weft_op_status status = end_of(op);
+    struct weft_op_status status = two_end(op);
     assert_int_equal(status.status, -EIO);
     CHECK(*status.text, "no word");
-    driver("");
-    works(&t);
+    fake_driver("");
+    two_work(&t);
     two_close(&t);
 }
 
@@ -340,29 +247,29 @@ static void canceled(void **state)
     struct two t;
     two_open(&t, "delay=200", 0, 0);
     for (int i = 0; i < 40; i++) {
-        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i / 2 % 4);
         WEFT_OK(weft_op_cancel(op));
-        int rc = end_of(op).status;
+        int rc = two_end(op).status;
         CHECK(rc == 0 || rc == WEFT_ECANCELED, "it ended with %s", weft_err_name(rc));
         test_fill(t.near.at, LEN, 77, 0);
         test_sleep_ms(1);
         assert_true(test_differs(t.near.at, LEN, 77, 0) < 0);
     }
-    driver("delay=20"); /* so that the peer copies, too */
+    fake_driver("delay=20"); /* so that the peer copies, too */
     for (int i = 0; i < 60; i++) {
         test_fill(t.near.at, LEN, 76, 0);
-        weft_op_t op = post(&t, WEFT_XFER_WRITE);
+        weft_op_t op = two_post(&t, WEFT_XFER_WRITE);
         test_sleep_ms(i % 8);
         WEFT_OK(weft_op_cancel(op));
-        end_of(op);
+        two_end(op);
         test_fill(t.far.at, LEN, 78, 0);
         test_sleep_ms(5);
         int64_t at = test_differs(t.far.at, LEN, 78, 0);
         CHECK(at < 0, "run %d: byte %" PRId64 " has come after the end", i, at);
     }
-    driver("");
-    works(&t);
+    fake_driver("");
+    two_work(&t);
     two_close(&t);
 }
 
@@ -373,19 +280,19 @@ static void deregistered(void **state)
     struct two t;
     two_open(&t, "delay=100", 0, 0);
     for (int i = 0; i < 20; i++) {
-        weft_op_t op = post(&t, WEFT_XFER_WRITE);
+        weft_op_t op = two_post(&t, WEFT_XFER_WRITE);
         WEFT_FAILS(-EBUSY, weft_mem_dereg(t.near_mem));
         test_sleep_ms(i % 5);
         WEFT_OK(weft_mem_dereg(t.far_mem));
         test_fill(t.far.at, LEN, 77, 0);
-        int rc = end_of(op).status;
+        int rc = two_end(op).status;
         CHECK(rc == 0 || rc == WEFT_EKEY, "it ended with %s", weft_err_name(rc));
         assert_true(test_differs(t.far.at, LEN, 77, 0) < 0);
-        t.far_mem = reg(t.b, t.far.at, LEN);
+        t.far_mem = two_reg(t.b, t.far.at, LEN);
         WEFT_OK(weft_mem_advertise(t.far_mem, t.far.at, LEN, &t.remote));
     }
-    driver("");
-    works(&t);
+    fake_driver("");
+    two_work(&t);
     two_close(&t);
 }
 
@@ -397,11 +304,11 @@ static void closed(void **state)
     two_open(&t, "delay=100", 0, 0);
     for (int i = 0; i < 60; i++) {
         if (i == 20) /* so that the peer copies, too */
-            driver("delay=20");
-        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+            fake_driver("delay=20");
+        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i < 20 ? i / 2 % 4 : i / 2 % 9);
         WEFT_OK(weft_conn_close(i & 4 ? t.conn : t.other));
-        int rc = end_of(op).status;
+        int rc = two_end(op).status;
         CHECK(rc <= 0, "it ended with %d", rc);
         test_fill(t.near.at, LEN, 77, 0);
         WEFT_OK(weft_conn_close(i & 4 ? t.other : t.conn));
@@ -411,8 +318,8 @@ static void closed(void **state)
         assert_true(test_differs(t.far.at, LEN, 78, 0) < 0);
         duo_join(t.a, t.b, &t.conn, &t.other);
     }
-    driver("");
-    works(&t);
+    fake_driver("");
+    two_work(&t);
     two_close(&t);
 }
 
@@ -422,11 +329,11 @@ static void endpoints_closed(void **state)
     for (int i = 0; i < 12; i++) {
         struct two t;
         two_open(&t, "delay=100", 0, 0);
-        weft_op_t op = post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i / 2 % 3);
         if (i & 4) { /* that of the operation last */
             WEFT_OK(weft_endpoint_close(t.b));
-            end_of(op);
+            two_end(op);
             WEFT_OK(weft_endpoint_close(t.a));
         } else {
             WEFT_OK(weft_endpoint_close(t.a));
@@ -473,9 +380,9 @@ static void additions_from_all_sides(void **state)
         pthread_join(threads[i], NULL);
     assert_int_equal(test_get_word(t.far.at + 5), N * 200 * 3);
     WEFT_FAILS(WEFT_EBOUNDS, weft_add(t.conn, &t.remote, LEN - 7, 1, NULL, T));
-    driver("lost=1");
+    fake_driver("lost=1");
     WEFT_FAILS(-EIO, weft_add(t.conn, &t.remote, 5, 3, NULL, T));
-    driver("");
+    fake_driver("");
     assert_int_equal(weft_add(t.conn, &t.remote, 5, 0, NULL, T), 0);
     two_close(&t);
 }
@@ -512,8 +419,8 @@ static int liar_teardown(void **state)
     if (test_failed())
         return 0;
     bare_close(&l->peer);
-    driver("");
-    works(&l->t); /* others go on */
+    fake_driver("");
+    two_work(&l->t); /* others go on */
     two_close(&l->t);
     free(l);
     return 0;
@@ -644,7 +551,7 @@ static void a_slot_that_is_in_use(void **state)
         {3, 8, 3, 8}, {2, SLOT + 1, 3, 8}, {3, 8, 2, SLOT + 1}, {0, LEN, 1, 8}};
     struct liar *l = *state;
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
-        driver("delay=1000000");
+        fake_driver("delay=1000000");
         get_area(l);
         for (size_t j = 0; j < 4; j += 2)
             say_copy(l, (struct copy){.n = 1,
@@ -652,7 +559,7 @@ static void a_slot_that_is_in_use(void **state)
                                       .slot = (unsigned)pairs[i][j],
                                       .key = l->key});
         goes_down(l);
-        driver("");
+        fake_driver("");
         bare_close(&l->peer);
         bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
         WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
@@ -674,13 +581,13 @@ static int slots_in_use(weft_conn_t handle, bool landing)
 static void slots_beside_those_in_use(void **state)
 {
     struct liar *l = *state;
-    driver("delay=1000000");
+    fake_driver("delay=1000000");
     get_area(l);
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 3, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = SLOT, .slot = 2, .key = l->key});
     say_copy(l, (struct copy){.n = 1, .len = 8, .slot = 4, .key = l->key});
     TEST_UNTIL(slots_in_use(l->conn, true) == 3, test_sleep_ms(1), "three copies");
-    driver("");
+    fake_driver("");
 }
 
 static void answers_that_nobody_waits_for(void **state)
@@ -778,14 +685,14 @@ static void areas_that_make_no_sense(void **state)
     TEST_UNTIL(far_state(l) == WEFT__FAR_THERE, test_sleep_ms(1), "the area to be taken");
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         bare_close(&l->peer);
-        assert_true(end_of(op).status < 0);
+        assert_true(two_end(op).status < 0);
         bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
         WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
         op = ask(l);
         say_area(l, &bad[i]);
         goes_down(l);
     }
-    assert_true(end_of(op).status < 0);
+    assert_true(two_end(op).status < 0);
 }
 
 /* Refused with an answer: the peer may not know better. */
@@ -814,7 +721,7 @@ static void keys_and_bounds_are_checked(void **state)
     WEFT_OK(weft_conn_info(l->conn, &info));
     assert_int_equal(info.state, WEFT_CONN_UP);
     WEFT_OK(weft_mem_dereg(mem));
-    l->t.far_mem = reg(l->t.b, l->t.far.at, LEN);
+    l->t.far_mem = two_reg(l->t.b, l->t.far.at, LEN);
     WEFT_OK(weft_mem_advertise(l->t.far_mem, l->t.far.at, LEN, &l->t.remote));
     WEFT_OK(weft__remote_decode(&l->t.remote, &r));
     say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = r.key}); /* and one that may */
@@ -852,9 +759,9 @@ static void steps_of_what_is_long_are_patient(void **state)
     (void)state;
     struct two t;
     two_open(&t, "", 0, 0);
-    works(&t); /* areas are there */
+    two_work(&t); /* areas are there */
     uint64_t near = short_poll(t.conn), far = short_poll(t.other);
-    works(&t);
+    two_work(&t);
     /* whose last lot is short */
     assert_int_equal(weft_write(t.conn, t.near.at, (1 << 20) + 20000, &t.remote, 0, T),
                      (1 << 20) + 20000);
@@ -881,7 +788,7 @@ static void long_ones_have_long_pieces(void **state)
     (void)state;
     struct two t;
     two_open(&t, "", 0, 0);
-    works(&t);
+    two_work(&t);
     uint64_t before = posted(t.conn);
     assert_int_equal(weft_write(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
     assert_int_equal(posted(t.conn), before + 8);
@@ -899,29 +806,24 @@ static void areas_that_differ(void **state)
     static const char *const chunks[] = {"4K", "12K", "100K", "2M"};
     for (size_t i = 0; i < 16; i++) {
         struct two t;
-        near_chunk = chunks[i / 4];
-        far_chunk = chunks[i % 4];
-        two_open(&t, "", 0, 0);
-        works(&t);
+        two_open_chunks(&t, "", 0, 0, chunks[i / 4], chunks[i % 4]);
+        two_work(&t);
         two_close(&t);
     }
-    near_chunk = far_chunk = NULL;
 }
 
 /* In pieces of 8 KiB, so many at a time; copies take so many beats of the driver. */
 static weft_op_t begin_long(struct two *t, const char *lanes, const char *slots, const char *settings)
 {
-    near_chunk = far_chunk = "8K";
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots)); /* for each nic */
     WEFT_OK(weft_config_set("WEFT_LANES", lanes));
-    two_open(t, "", 0, 0);
+    two_open_chunks(t, "", 0, 0, "8K", "8K");
     WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
-    near_chunk = far_chunk = NULL;
     assert_int_equal(weft_write(t->conn, t->near.at, 8, &t->remote, 0, T),
                      8); /* there are areas */
-    driver(settings);
-    return post(t, WEFT_XFER_WRITE);
+    fake_driver(settings);
+    return two_post(t, WEFT_XFER_WRITE);
 }
 
 static void short_ones_overtake(void **state)
@@ -934,8 +836,8 @@ static void short_ones_overtake(void **state)
         assert_int_equal(weft_read(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
     }
     assert_int_equal(weft_op_poll(op, NULL), 0);
-    driver("");
-    assert_int_equal(end_of(op).status, 0);
+    fake_driver("");
+    assert_int_equal(two_end(op).status, 0);
     assert_true(test_differs(t.far.at, LEN, 1, 0) < 0);
     two_close(&t);
 }
@@ -958,7 +860,7 @@ static void has_links(const char *transport, const char *gpu, int threads, int l
 static void a_thread_has_two_nics_beside_gpus(void **state)
 {
     (void)state;
-    driver("");
+    fake_driver("");
     has_links("tcp", test_gpu(), 1, 2);
     has_links("tcp", test_gpu(), 2, 4);
     has_links("tcp", test_gpu(), 5, 8);
@@ -991,217 +893,14 @@ static void some_slots_are_for_short_ones(void **state)
             assert_int_equal(slots_in_use(t.conn, false),
                              used < cases[c].all ? used : cases[c].all);
         }
-        driver("");
+        fake_driver("");
         for (int i = 0; i < 7; i++)
-            assert_int_equal(end_of(ops[i]).status, 0);
+            assert_int_equal(two_end(ops[i]).status, 0);
         two_close(&t);
     }
 }
 
 #define LIAR(test) cmocka_unit_test_setup_teardown(test, liar_setup, liar_teardown)
-
-/* --- a GPU that does not end a copy: no call hangs ------------------------------------------------ */
-
-static struct weft__endpoint *inside(weft_endpoint_t handle)
-{
-    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
-    weft__handle_put(handle);
-    return ep;
-}
-
-static void patience(weft_endpoint_t handle, uint64_t ms)
-{
-    inside(handle)->give_up_ns = ms * 1000000;
-}
-
-/* Until its GPU has begun a copy. */
-static void is_at_it(weft_endpoint_t handle)
-{
-    TEST_UNTIL(atomic_load(&inside(handle)->copier.busy), test_sleep_ms(1), "a copy that begins");
-}
-
-static bool is_mapped(void)
-{
-    return !strcmp(test_env("WEFT_TEST_TRANSPORT", "tcp"), "local");
-}
-
-#define ENDS "words=0"
-#define DOES_NOT_END "words=0,delay=4000000000"
-
-static void impatient_open(struct two *t, int near)
-{
-    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "100"));
-    two_open(t, ENDS, near, 0);
-    WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", NULL));
-    works(t);
-    patience(t->a, 300);
-    patience(t->b, 300);
-}
-
-static void stuck_open(struct two *t, int near)
-{
-    impatient_open(t, near);
-    driver(DOES_NOT_END);
-    struct weft_op_status status;
-    struct weft_xfer x = {.struct_size = sizeof x,
-                          .op = WEFT_XFER_WRITE,
-                          .local = &(struct weft_local){t->near.at, LEN, t->near_mem},
-                          .nlocal = 1,
-                          .remote = &t->remote,
-                          .nremote = 1};
-    WEFT_FAILS(WEFT_ETIMEOUT, weft_transfer(t->conn, &x, 300, &status));
-    assert_int_equal(status.status, WEFT_ETIMEOUT);
-}
-
-static void stuck_over(struct two *t)
-{
-    driver(ENDS);
-    patience(t->a, T);
-    patience(t->b, T);
-    duo_join(t->a, t->b, &t->conn, &t->other);
-    works(t);
-    two_close(t);
-}
-
-static void a_copy_here_that_does_not_end(void **state)
-{
-    (void)state;
-    struct two t;
-    stuck_open(&t, 0);
-    CHECK(strstr(weft_last_error(), "a GPU") && strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
-    WEFT_FAILS(-EBUSY, weft_mem_dereg(t.near_mem));
-    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.conn));
-    CHECK(strstr(weft_last_error(), "a GPU") && strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
-    int rc = weft_conn_close(t.other); /* whose memory the GPU here may be writing to */
-    CHECK(rc == (is_mapped() ? WEFT_ETIMEOUT : 0), "%d: %s", rc, weft_last_error());
-    weft_conn_t list[4];
-    assert_int_equal(weft_endpoint_conns(t.a, list, 4), 0);
-    driver(ENDS);
-    TEST_UNTIL(weft_mem_dereg(t.near_mem) == 0, test_sleep_ms(1), "the operation that was left");
-    stuck_over(&t);
-}
-
-static void a_copy_for_a_peer_that_does_not_end(void **state)
-{
-    (void)state;
-    struct two t;
-    stuck_open(&t, -1);
-    CHECK(!strstr(weft_last_error(), "stays in use"), "'%s'", weft_last_error());
-    WEFT_OK(weft_mem_dereg(t.near_mem));
-    WEFT_OK(weft_conn_close(t.conn));
-    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.other));
-    stuck_over(&t);
-}
-
-/* Who takes a registration back waits for the copy, whichever of its pieces it is that lies there. */
-static void registrations_of_a_copy_that_does_not_end(void **state)
-{
-    (void)state;
-    enum { N = 3, STEP = 5000 };
-    struct two t;
-    impatient_open(&t, -1);
-    struct weft_local local[N];
-    struct weft_remote remote[N];
-    weft_mem_t mem[N];
-    weft_op_t op;
-    for (int i = 0; i < N; i++) {
-        local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
-        mem[i] = reg(t.b, t.far.at + i * STEP, STEP);
-        WEFT_OK(weft_mem_advertise(mem[i], t.far.at + i * STEP, STEP, &remote[i]));
-    }
-    driver(DOES_NOT_END);
-    WEFT_OK(weft_post(t.conn,
-                      WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = N,
-                                .remote = remote, .nremote = N),
-                      &op));
-    is_at_it(t.b);
-    for (int i = 0; i < N; i++)
-        WEFT_FAILS(WEFT_ETIMEOUT, weft_mem_dereg(mem[i]));
-    driver(ENDS);
-    assert_int_equal(end_of(op).status, 0);
-    patience(t.a, T);
-    patience(t.b, T);
-    works(&t);
-    two_close(&t);
-}
-
-static void *writes_for_ever(void *arg)
-{
-    struct two *t = arg;
-    int64_t rc = weft_write(t->conn, t->near.at, LEN, &t->remote, 0, WEFT_FOREVER);
-    CHECK(strstr(weft_last_error(), "not done, and a"), "'%s'", weft_last_error());
-    return (void *)(intptr_t)rc;
-}
-
-/* Another thread waits without a deadline: who closes the conn lets it go. */
-static void waited_for_without_a_deadline(void **state)
-{
-    (void)state;
-    struct two t;
-    pthread_t thread;
-    void *rc;
-    impatient_open(&t, 0);
-    driver(DOES_NOT_END);
-    assert_int_equal(pthread_create(&thread, NULL, writes_for_ever, &t), 0);
-    is_at_it(t.a);
-    weft_op_t op = post(&t, WEFT_XFER_WRITE);
-    WEFT_FAILS(WEFT_ETIMEOUT, weft_conn_close(t.conn));
-    assert_int_equal(pthread_join(thread, &rc), 0);
-    assert_int_equal((intptr_t)rc, WEFT_ETIMEOUT);
-    struct weft_op_status status;
-    int ended = weft_op_wait(op, WEFT_FOREVER, &status); /* it may not have begun */
-    CHECK(ended == WEFT_ECLOSED || (status.status == WEFT_EAGAIN && strstr(weft_last_error(), "the conn was closed")),
-          "%d: '%s'", ended, weft_last_error());
-    driver(ENDS);
-    stuck_over(&t);
-}
-
-/* Nothing of them is given back: they are the last. */
-static void endpoints_whose_copies_do_not_end(void **state)
-{
-    (void)state;
-    for (int near = -1; near <= 0; near++) {
-        struct two t;
-        stuck_open(&t, near);
-        int begun = weft_endpoint_close(t.a), served = weft_endpoint_close(t.b);
-        CHECK(begun == (near ? 0 : WEFT_ETIMEOUT), "%d: who began it", begun);
-        CHECK(served == (near || is_mapped() ? WEFT_ETIMEOUT : 0), "%d: its peer", served);
-    }
-}
-
-static void *closes_the_conn(void *arg)
-{
-    return (void *)(intptr_t)weft_conn_close(((struct two *)arg)->conn);
-}
-
-/* One conn of several is stuck, and another thread is closing it. The others go, and nobody waits twice. */
-static void an_endpoint_whose_conn_another_thread_closes(void **state)
-{
-    (void)state;
-    struct two t;
-    weft_conn_t more[3], theirs[3];
-    pthread_t thread;
-    void *rc;
-    stuck_open(&t, 0);
-    for (int i = 0; i < 3; i++)
-        duo_join(t.a, t.b, &more[i], &theirs[i]);
-    assert_int_equal(pthread_create(&thread, NULL, closes_the_conn, &t), 0);
-    test_sleep_ms(50); /* it has begun, or has not: both are right */
-    int closed = weft_endpoint_close(t.a);
-    CHECK(closed == WEFT_ETIMEOUT, "%d: %s", closed, weft_last_error());
-    assert_int_equal(pthread_join(thread, &rc), 0);
-    CHECK((intptr_t)rc == WEFT_ETIMEOUT || (intptr_t)rc == WEFT_EHANDLE, "%d", (int)(intptr_t)rc);
-    for (int i = 0; i < 3; i++) {
-        weft_op_t op;
-        struct weft_op_status status;
-        struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_RECV};
-        int posted = weft_post(theirs[i], &x, &op);
-        int ended = posted ? posted : weft_op_wait(op, T, &status);
-        CHECK(ended == WEFT_EPEER || ended == WEFT_ECLOSED || ended == WEFT_EHANDLE, "%d: %s", ended, weft_last_error());
-    }
-    int peer = weft_endpoint_close(t.b);
-    CHECK(peer == (is_mapped() ? WEFT_ETIMEOUT : 0), "%d: %s", peer, weft_last_error());
-}
 
 int main(void)
 {
@@ -1241,13 +940,5 @@ int main(void)
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (!strcmp(test_env("WEFT_TEST_TRANSPORT", "tcp"), "tcp"))
         failed += cmocka_run_group_tests(of_tcp, NULL, NULL);
-    const struct CMUnitTest lost[] = {
-        cmocka_unit_test(a_copy_here_that_does_not_end),
-        cmocka_unit_test(a_copy_for_a_peer_that_does_not_end),
-        cmocka_unit_test(registrations_of_a_copy_that_does_not_end),
-        cmocka_unit_test(waited_for_without_a_deadline),
-        cmocka_unit_test(endpoints_whose_copies_do_not_end),
-        cmocka_unit_test(an_endpoint_whose_conn_another_thread_closes),
-    };
-    return failed + cmocka_run_group_tests(lost, NULL, NULL);
+    return failed;
 }
