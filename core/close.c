@@ -148,7 +148,7 @@ static void free_taken(struct weft__endpoint *ep, uint64_t until)
     }
 }
 
-/* Returns when nobody else is in a call with this endpoint. */
+/* Returns when nobody else is in a call with this endpoint or a conn that was freed. */
 static void close_conns(struct weft__endpoint *ep, weft_endpoint_t handle)
 {
     take_conns(ep);
@@ -163,16 +163,21 @@ static void close_conns(struct weft__endpoint *ep, weft_endpoint_t handle)
 
 /* --- the endpoint -------------------------------------------------------------------------------- */
 
+static void shut_mems(struct weft__endpoint *ep)
+{
+    for (struct weft__mem *mem = ep->mems; mem; mem = mem->next)
+        if (weft__handle_shut(mem->handle, WEFT__MEM))
+            weft__handle_drain(mem->handle, 0);
+}
+
 /* No links are left, so no peer can be touching anything. */
-static void close_mems(struct weft__endpoint *ep)
+static void free_mems(struct weft__endpoint *ep)
 {
     while (ep->mems) {
         struct weft__mem *mem = ep->mems;
         ep->mems = mem->next;
         if (ep->mems)
             ep->mems->prev = NULL;
-        if (weft__handle_shut(mem->handle, WEFT__MEM))
-            weft__handle_drain(mem->handle, 0);
         free(mem);
     }
     while (ep->regs) {
@@ -217,12 +222,13 @@ int weft_endpoint_close(weft_endpoint_t handle)
     close_conns(ep, handle);
     weft__threads_stop(ep);
     weft__boot_close(ep);
+    shut_mems(ep);
     if (ep->conns)
         return leave(ep);
     /* registrations that a peer would not let go of end with its links */
     for (int i = 0; i < ep->nlanes; i++)
         weft__lane_progress(ep->lanes[i]);
-    close_mems(ep);
+    free_mems(ep);
     free_notifs(ep);
     weft__endpoint_free(ep);
     return 0;

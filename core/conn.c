@@ -23,7 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn **out)
+int weft__conn_open(struct weft__endpoint *ep, bool initiator, const struct weft__address *peer, struct weft__conn **out)
 {
     struct weft__conn *conn = calloc(1, sizeof *conn);
     if (!conn)
@@ -33,6 +33,10 @@ int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn
     conn->initiator = initiator;
     conn->passive = !initiator; /* until it is queued for accept: no one has its handle */
     conn->handshaking = true;   /* from the first moment: who closes the endpoint finds it */
+    if (peer) {
+        conn->peer_addr = *peer;
+        weft__address_format(peer, conn->peer_text, sizeof conn->peer_text);
+    }
     conn->outq_tail = &conn->outq;
     weft_list_init(&conn->ops);
     weft_list_init(&conn->afters);

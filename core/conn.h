@@ -88,8 +88,8 @@ struct weft__conn {
     struct weft_conn_stats stats;
 };
 
-/* Endpoint lock held, but for conn_open. */
-int weft__conn_open(struct weft__endpoint *ep, bool initiator, struct weft__conn **out);
+/* Endpoint lock held, but for conn_open. peer: NULL if it is not known. */
+int weft__conn_open(struct weft__endpoint *ep, bool initiator, const struct weft__address *peer, struct weft__conn **out);
 /* Nobody accepts it any more, or somebody does. Endpoint lock held. */
 void weft__conn_unqueue(struct weft__conn *conn);
 /* Nothing refers to it any more but its handle. */

@@ -233,11 +233,10 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
                          weft_conn_t *out)
 {
     struct weft__conn *conn;
-    int rc = weft__conn_open(ep, true, &conn);
+    int rc = weft__conn_open(ep, true, &list[0], &conn);
     if (rc)
         return rc;
     int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
-    weft__address_format(&list[0], conn->peer_text, sizeof conn->peer_text);
     conn->hint = hint;
     weft_conn_t handle = conn->handle;
     pthread_mutex_lock(&ep->boot_lock);
@@ -329,10 +328,22 @@ int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
     return rc;
 }
 
-static bool can_accept(void *arg)
+struct accept_wait {
+    struct weft__endpoint *ep;
+    weft_conn_t conn; /* 0: none yet */
+    bool closing;     /* as seen under the lock */
+};
+
+static bool accept_ready(void *arg)
 {
-    struct weft__endpoint *ep = arg;
-    return ep->accepts || ep->closing;
+    struct accept_wait *w = arg;
+    struct weft__conn *first = w->ep->accepts;
+    w->closing = w->ep->closing;
+    if (!w->conn && first && !w->closing) {
+        w->conn = first->handle;
+        weft__conn_unqueue(first);
+    }
+    return w->conn || w->closing;
 }
 
 int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *out)
@@ -342,19 +353,14 @@ int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *ou
     struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
-    weft__wait(ep, can_accept, ep, weft__deadline(timeout_ms));
-    pthread_mutex_lock(&ep->lock);
-    struct weft__conn *conn = ep->accepts;
+    struct accept_wait w = {.ep = ep};
+    weft__wait(ep, accept_ready, &w, weft__deadline(timeout_ms));
     int rc = 0;
-    if (ep->closing) {
-        rc = weft_fail(WEFT_ECLOSED, "endpoint is being closed");
-    } else if (!conn) {
-        rc = weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);
-    } else {
-        weft__conn_unqueue(conn);
-        *out = conn->handle;
-    }
-    pthread_mutex_unlock(&ep->lock);
+    if (w.conn)
+        *out = w.conn;
+    else
+        rc = w.closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
+                       : weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);
     weft__handle_put(handle);
     return rc;
 }

@@ -232,16 +232,13 @@ static void on_hello_passive(struct weft__boot *boot, const struct hello *h)
         return;
     }
     struct weft__conn *conn;
-    int rc = weft__conn_open(ep, false, &conn);
+    struct weft__address peer = {.len = sizeof peer.sa};
+    bool known = getpeername(boot->fd, (struct sockaddr *)&peer.sa, &peer.len) == 0;
+    int rc = weft__conn_open(ep, false, known ? &peer : NULL, &conn);
     if (rc) {
         weft__handshake_reject(boot, rc, weft_last_error());
         return;
     }
-    conn->peer_addr.len = sizeof conn->peer_addr.sa;
-    if (getpeername(boot->fd, (struct sockaddr *)&conn->peer_addr.sa, &conn->peer_addr.len))
-        conn->peer_addr.len = 0;
-    else
-        weft__address_format(&conn->peer_addr, conn->peer_text, sizeof conn->peer_text);
     boot->conn = conn;
     adopt_hello(boot, h);
     send_hello(boot);

@@ -139,7 +139,8 @@ struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
     op->ep = ep;
     op->conn = conn;
     op->kind = kind;
-    atomic_store_explicit(&op->done, false, memory_order_relaxed);
+    /* release: who sees that it is not done, and holds the handle of the op that it was, sees that this handle has gone */
+    atomic_store_explicit(&op->done, false, memory_order_release);
     atomic_store_explicit(&op->ep_handle, ep->handle, memory_order_relaxed);
     /* release pairs with the acquire in weft__op_at: what is set above is seen */
     atomic_store_explicit(&op->handle, weft__handle_make(WEFT__OP, op->slot, ++op->generation),

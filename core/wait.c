@@ -83,23 +83,23 @@ struct op_wait {
     weft_op_t handle;
 };
 
-/* Both with the endpoint lock held. */
-static bool is_over(const struct op_wait *w)
+/* Its conn was given up. Endpoint lock held: an op that is not done stays so, and one that is may be another endpoint's. */
+static bool is_left(const struct op_wait *w)
 {
-    return w->op->handle != w->handle || w->op->done;
+    return !is_done(w->op, w->handle) && w->op->conn && w->op->conn->given_up;
 }
 
 static bool op_ready(void *arg)
 {
     const struct op_wait *w = arg;
-    return is_over(w) || (w->op->conn && w->op->conn->given_up);
+    return is_done(w->op, w->handle) || is_left(w);
 }
 
 /* Why a wait is over whose op is not done. */
 static int say_not_done(struct weft__endpoint *ep, const struct op_wait *w, int timeout_ms)
 {
     pthread_mutex_lock(&ep->lock);
-    bool given_up = !is_over(w) && w->op->conn && w->op->conn->given_up;
+    bool given_up = is_left(w);
     pthread_mutex_unlock(&ep->lock);
     if (given_up)
         return weft_fail(WEFT_ETIMEOUT, "the conn was closed, and the operation has not ended in time for that");
@@ -139,10 +139,10 @@ static int cancel_op(struct weft__endpoint *ep, struct weft__op *op, weft_op_t h
     int rc = 0;
     pthread_mutex_lock(&ep->lock);
     weft__counts_hear_all(ep); /* is it too late? */
-    if (op->handle != handle)
-        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
-    else if (!op->done)
+    if (!is_done(op, handle)) /* nor will it be while the lock is held */
         weft__op_cancel(op);
+    else if (weft__op_at(handle) != op)
+        rc = weft_fail(WEFT_EHANDLE, "the operation was read by another thread");
     pthread_mutex_unlock(&ep->lock);
     weft__kick_all(ep);
     return rc;

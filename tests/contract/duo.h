@@ -66,6 +66,8 @@ struct weft_endpoint_opts duo_opts(void);
 weft_endpoint_t duo_endpoint(void);
 /* Both ends of a new conn between two endpoints of this process. */
 void duo_join(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_conn_t *other);
+/* The initiator's end of one between endpoints that may have no threads: they are driven here until it is up. */
+weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to);
 
 typedef void duo_fn(struct host *host, void *arg);
 void duo_call(struct duo *d, enum who who, duo_fn *fn, void *arg, size_t size);

@@ -455,6 +455,53 @@ static void garbage_metadata_and_addresses(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+struct acceptor {
+    weft_endpoint_t endpoint;
+    int accepted, end;
+};
+
+static void *accepts_for_ever(void *arg)
+{
+    struct acceptor *a = arg;
+    weft_conn_t conn;
+    while ((a->end = weft_endpoint_accept(a->endpoint, WEFT_FOREVER, &conn)) == 0)
+        a->accepted++;
+    return NULL;
+}
+
+/* What one of them takes is no reason for the others to return. */
+static void several_accept_at_once(void **state)
+{
+    (void)state;
+    enum { N = 3, CONNS = 200 };
+    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    struct acceptor acceptors[N];
+    pthread_t threads[N];
+    int accepted = 0;
+    for (int i = 0; i < N; i++) {
+        acceptors[i] = (struct acceptor){.endpoint = b};
+        assert_int_equal(pthread_create(&threads[i], NULL, accepts_for_ever, &acceptors[i]), 0);
+    }
+    char bytes[WEFT_METADATA_MAX];
+    int len = WEFT_OK(weft_endpoint_metadata(b, bytes, sizeof bytes));
+    for (int i = 0; i < CONNS; i++) {
+        weft_conn_t conn;
+        WEFT_OK(weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn));
+        if (i % 2)
+            WEFT_OK(weft_conn_close(conn));
+    }
+    WEFT_OK(weft_endpoint_close(b));
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        /* or it came back for more when the endpoint was gone */
+        CHECK(acceptors[i].end == WEFT_ECLOSED || acceptors[i].end == WEFT_EHANDLE, "%s",
+              weft_err_name(acceptors[i].end));
+        accepted += acceptors[i].accepted;
+    }
+    CHECK(accepted <= CONNS && accepted > CONNS / 2, "%d accepted of %d", accepted, CONNS);
+    WEFT_OK(weft_endpoint_close(a));
+}
+
 static void nobody_accepts_in_time(void **state)
 {
     (void)state;
@@ -546,6 +593,7 @@ int main(void)
         ALONE(to_one_who_speaks_garbage),
         ALONE(strangers_at_the_door),
         ALONE(garbage_metadata_and_addresses),
+        ALONE(several_accept_at_once),
         ALONE(nobody_accepts_in_time),
         ALONE(a_full_backlog_refuses),
         ALONE(a_peer_that_listens_on_its_loopback),

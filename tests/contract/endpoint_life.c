@@ -236,20 +236,6 @@ static void progress_waits_no_longer_than_told(void **state)
 }
 
 /* Two endpoints that only callers drive, in one thread. */
-/* A conn between endpoints that may have no threads. */
-static weft_conn_t connect_driven(weft_endpoint_t a, weft_endpoint_t b)
-{
-    char bytes[WEFT_METADATA_MAX];
-    weft_conn_t conn, other = 0;
-    int len = WEFT_OK(weft_endpoint_metadata(b, bytes, sizeof bytes));
-    WEFT_OK(weft_endpoint_connect(a, bytes, (size_t)len,
-                                  WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn));
-    TEST_UNTIL(other || weft_endpoint_accept(b, 0, &other) == 0, weft_endpoint_progress(a, 0),
-               "a conn between two endpoints without threads");
-    TEST_UNTIL(weft_conn_wait(conn, 0) == 0, weft_endpoint_progress(b, 0), "the conn to be up");
-    return conn;
-}
-
 static void callers_alone_can_make_progress(void **state)
 {
     (void)state;
@@ -259,7 +245,7 @@ static void callers_alone_can_make_progress(void **state)
     opts.progress_threads = WEFT_PROGRESS_CALLER;
     WEFT_OK(weft_endpoint_open(&opts, &a));
     WEFT_OK(weft_endpoint_open(&opts, &b));
-    weft_conn_t conn = connect_driven(a, b);
+    weft_conn_t conn = duo_join_driven(a, b);
     weft_mem_t mem;
     struct weft_remote remote;
     WEFT_OK(weft_mem_reg(b, to, sizeof to, NULL, &mem));
@@ -293,7 +279,7 @@ struct waiter {
 static void *wait_op(void *arg)
 {
     struct waiter *w = arg;
-    w->op_rc = weft_op_wait(w->op, T, NULL);
+    w->op_rc = weft_op_wait(w->op, WEFT_FOREVER, NULL);
     return NULL;
 }
 
@@ -301,7 +287,7 @@ static void *wait_notif(void *arg)
 {
     struct waiter *w = arg;
     struct weft_notif notif;
-    w->notif_rc = weft_endpoint_notif(w->endpoint, T, &notif);
+    w->notif_rc = weft_endpoint_notif(w->endpoint, WEFT_FOREVER, &notif);
     return NULL;
 }
 
@@ -309,7 +295,7 @@ static void *wait_accept(void *arg)
 {
     struct waiter *w = arg;
     weft_conn_t conn;
-    w->accept_rc = weft_endpoint_accept(w->endpoint, T, &conn);
+    w->accept_rc = weft_endpoint_accept(w->endpoint, WEFT_FOREVER, &conn);
     return NULL;
 }
 
@@ -354,7 +340,7 @@ static void close_waits_once_for_all_conns(void **state)
     WEFT_OK(weft_endpoint_open(&opts, &b));
     WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", NULL));
     for (int c = 0; c < CONNS; c++) {
-        weft_conn_t conn = connect_driven(a, b);
+        weft_conn_t conn = duo_join_driven(a, b);
         for (int i = 0; i < 1000; i++)
             WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
                                               .notify_len = sizeof bytes), NULL));

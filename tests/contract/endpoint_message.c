@@ -372,6 +372,30 @@ static void a_blocking_send_gives_up(void **state)
     duo_wait(d, A, send, 0);
 }
 
+/* Who closes as soon as it has its message lets the sender know that it was taken. */
+static void taken_and_closed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 40; i++) {
+        bool whole = i % 2;
+        weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+        weft_conn_t conn, other;
+        weft_op_t send, recv;
+        char from[64] = "taken", to[64];
+        struct weft_local out = {from, sizeof from, 0}, in = {to, sizeof to, 0};
+        duo_join(a, b, &conn, &other);
+        WEFT_OK(weft_post(other, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &in, .nlocal = 1), &recv));
+        WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_SEND, .local = &out, .nlocal = 1), &send));
+        TEST_UNTIL(weft_op_poll(recv, NULL) == 1, (void)0, "a message");
+        WEFT_OK(whole ? weft_endpoint_close(b) : weft_conn_close(other));
+        int rc = weft_op_wait(send, T, NULL);
+        CHECK(rc == 0, "the %s was closed: %s", whole ? "endpoint" : "conn", weft_last_error());
+        if (!whole)
+            WEFT_OK(weft_endpoint_close(b));
+        WEFT_OK(weft_endpoint_close(a));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -387,6 +411,7 @@ int main(void)
         IN_BOTH(conns_do_not_mix),
         IN_BOTH(the_sender_is_told_although_nobody_asks),
         IN_ONE(refused_behind_a_promise),
+        cmocka_unit_test(taken_and_closed),
         IN_BOTH(a_canceled_receive_takes_nothing),
         IN_ONE(a_canceled_send_is_skipped),
         IN_ONE(a_blocking_send_gives_up),

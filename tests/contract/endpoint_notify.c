@@ -119,6 +119,8 @@ static void posted_before_the_close(bool each_by_itself)
     int heard[CONNS] = {0};
     for (int c = 0; c < CONNS; c++)
         duo_join(a, b, &conns[c], &others[c]);
+    weft_conn_t idle, its_other; /* closed first or last, it has nothing to wait for */
+    duo_join(a, b, &idle, &its_other);
     for (int c = 0; c < CONNS; c++)
         for (int i = 0; i < EACH; i++)
             WEFT_OK(weft_post(conns[c], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = &i,

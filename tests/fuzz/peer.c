@@ -43,7 +43,7 @@ struct weft__conn *peer_conn_open(struct weft__endpoint *ep, const int *lanes, i
                                   uint64_t window)
 {
     struct weft__conn *conn;
-    FUZZ_OK(weft__conn_open(ep, true, &conn));
+    FUZZ_OK(weft__conn_open(ep, true, NULL, &conn));
     for (int i = 0; i < nlinks; i++)
         open_link(conn, ep->lanes[lanes[i]]);
     conn->peer_owner = OWNER;

@@ -26,6 +26,16 @@ static void patience(weft_endpoint_t handle, uint64_t ms)
     inside(handle)->give_up_ns = ms * 1000000;
 }
 
+/* With those that were given up. */
+static int conns_of(weft_endpoint_t handle)
+{
+    struct weft__endpoint *ep = inside(handle);
+    pthread_mutex_lock(&ep->lock);
+    int n = ep->nconns;
+    pthread_mutex_unlock(&ep->lock);
+    return n;
+}
+
 /* Until its GPU has begun a copy. */
 static void is_at_it(weft_endpoint_t handle)
 {
@@ -95,6 +105,7 @@ static void a_copy_here_that_does_not_end(void **state)
     assert_int_equal(weft_endpoint_conns(t.a, list, 4), 0);
     fake_driver(ENDS);
     TEST_UNTIL(weft_mem_dereg(t.near_mem) == 0, test_sleep_ms(1), "the operation that was left");
+    TEST_UNTIL(conns_of(t.a) == 0, test_sleep_ms(1), "the conn that was left");
     stuck_over(&t);
 }
 
@@ -178,10 +189,13 @@ static void endpoints_whose_copies_do_not_end(void **state)
     (void)state;
     for (int near = -1; near <= 0; near++) {
         struct two t;
+        struct weft_remote remote;
         stuck_open(&t, near);
         int begun = weft_endpoint_close(t.a), served = weft_endpoint_close(t.b);
         CHECK(begun == (near ? 0 : WEFT_ETIMEOUT), "%d: who began it", begun);
         CHECK(served == (near || is_mapped() ? WEFT_ETIMEOUT : 0), "%d: its peer", served);
+        WEFT_FAILS(WEFT_EHANDLE, weft_mem_advertise(t.near_mem, t.near.at, 1, &remote));
+        WEFT_FAILS(WEFT_EHANDLE, weft_mem_advertise(t.far_mem, t.far.at, 1, &remote));
     }
 }
 
@@ -327,22 +341,55 @@ static void a_copy_that_ends_while_another_thread_closes_its_conn(void **state)
     assert_int_equal(end(thread, "weft_conn_close"), 0);
 }
 
-/* That thread gives its conn up before the copy ends, but the endpoint has another that is stuck. */
+/* That thread gives its conn up before the copy ends, while the endpoint waits for it, or for another that is stuck. */
 static void a_copy_that_ends_when_another_thread_gave_up(void **state)
 {
     (void)state;
+    for (int more = 0; more < 2; more++) {
+        struct two t;
+        weft_op_t op;
+        stuck_open(&t, 0);
+        patience(t.a, 600);
+        struct two given_up = t;
+        more_stuck(&t, &op, more);
+        pthread_t thread = begin(closes_the_conn, &given_up);
+        await_closing(given_up.conn);
+        test_sleep_ms(300);                  /* it waits now */
+        weft_endpoint_conns(t.a, NULL, 0);   /* takes the lock after it: no race */
+        be_patient(&t);
+        ends_in_time(&t);
+        assert_int_equal(end(thread, "weft_conn_close"), WEFT_ETIMEOUT);
+    }
+}
+
+/* The time for what is stuck begins when the conns have had theirs to tell their peers what these wait for. */
+static void a_copy_that_ends_after_another_conn_has_lingered(void **state)
+{
+    (void)state;
+    enum { MS = 2000 };
+    static const char bytes[8192];
     struct two t;
-    weft_op_t op;
+    weft_endpoint_t silent;
     stuck_open(&t, 0);
-    struct two given_up = t;
-    more_stuck(&t, &op, 1);
-    pthread_t thread = begin(closes_the_conn, &given_up);
-    await_closing(given_up.conn);
-    test_sleep_ms(100); /* it waits now */
-    assert_int_equal(weft_endpoint_conns(t.a, NULL, 0), 2); /* takes the lock after it: no race */
     be_patient(&t);
-    ends_in_time(&t);
-    assert_int_equal(end(thread, "weft_conn_close"), WEFT_ETIMEOUT);
+    inside(t.a)->grace_ns = (uint64_t)MS * 1000000;
+    patience(t.a, MS);
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", "64M")); /* more than a transport takes while nobody drives the peer */
+    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = test_env("WEFT_TEST_TRANSPORT", "tcp"),
+                                         .progress_threads = WEFT_PROGRESS_CALLER),
+                               &silent));
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", NULL));
+    weft_conn_t conn = duo_join_driven(t.a, silent);
+    for (int i = 0; i < 1000; i++)
+        WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes, .notify_len = sizeof bytes), NULL));
+    pthread_t closer = begin(closes_the_endpoint, &t);
+    test_sleep_ms(MS + MS / 2);
+    fake_driver(ENDS);
+    assert_int_equal(end(closer, "weft_endpoint_close"), 0);
+    WEFT_OK(weft_endpoint_close(t.b));
+    WEFT_OK(weft_endpoint_close(silent));
+    test_mem_close(&t.near);
+    test_mem_close(&t.far);
 }
 
 /* A peer's conn that nobody has accepted is closed by who found it in the list: nobody accepts it any more. */
@@ -376,6 +423,7 @@ int main(void)
         cmocka_unit_test(a_copy_that_ends_when_its_conn_was_given_up),
         cmocka_unit_test(a_copy_that_ends_while_another_thread_closes_its_conn),
         cmocka_unit_test(a_copy_that_ends_when_another_thread_gave_up),
+        cmocka_unit_test(a_copy_that_ends_after_another_conn_has_lingered),
         cmocka_unit_test(endpoints_whose_copies_do_not_end),
         cmocka_unit_test(an_endpoint_whose_conn_another_thread_closes),
         cmocka_unit_test(stuck_conns_are_waited_for_once),

@@ -93,9 +93,9 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
  * Close an endpoint with all its conns, mems and operations: operations end with WEFT_ECLOSED,
  * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
  * process that ends without it may leave a peer waiting to hear that its last message was taken: that
- * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT: it is closed, but a GPU has
- * not ended a copy for 10 s (what is queued before it never ends): memory that was registered, or named, stays in use until the
- * process ends.
+ * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT, after 10 s and WEFT_CANCEL_GRACE: it
+ * is closed, but a GPU has not ended a copy (what is queued before it never ends): memory that was registered, or named, stays in
+ * use until the process ends, and who waits for an operation of that copy is told WEFT_ETIMEOUT.
  */
 WEFT_API int weft_endpoint_close(weft_endpoint_t endpoint);
 
@@ -346,7 +346,8 @@ WEFT_API int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t
  * the handle is gone and *status (may be NULL) is filled. Makes progress if it is not. */
 WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 /* The same, waiting: 0: done and well; WEFT_ETIMEOUT with status->status WEFT_EAGAIN: not done by
- * then, or given up with its conn (weft_conn_close was WEFT_ETIMEOUT), the handle lives on; else done and failed with the code returned. */
+ * then, or given up with its conn (weft_conn_close was WEFT_ETIMEOUT), the handle lives on, but for one that was given up with its
+ * endpoint; else done and failed with the code returned. */
 WEFT_API int weft_op_wait(weft_op_t op, int timeout_ms, struct weft_op_status *status);
 /*
  * Ask that an operation ends soon. It still has to be waited for; it ends with WEFT_ECANCELED, or
