@@ -111,7 +111,7 @@ static void small_and_large_keep_their_order(void **state)
 /* They are on their way, and the peer has room for them, when the conns are closed: each by itself, or with their endpoint. */
 static void posted_before_the_close(bool each_by_itself)
 {
-    enum { CONNS = 8, EACH = 1500 };
+    enum { CONNS = 8, EACH = 1000 }; /* what is beyond WEFT__WINDOW has not begun, and ends with WEFT_ECLOSED */
     WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "20000")); /* closing waits so long for them; a second is little for some providers */
     weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
     WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", NULL));
