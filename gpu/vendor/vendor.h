@@ -105,11 +105,6 @@ enum { VENDOR_COPY, VENDOR_KERNELS };
 #define VENDOR_BRIEF_WAYS 2
 #define VENDOR_WAYS (VENDOR_LONG_WAYS + VENDOR_BRIEF_WAYS)
 #define VENDOR_BRIEF ((uint64_t)64 << 10) /* bytes of all copies of a job that is short */
-/* Jobs of so many bytes take turns on the first two: those fill the link, and behind each that ends the next one begins without
- * the processor. On four streams four of them share the link, end at once, and it rests until others have been begun: 64 MiB,
- * four under way between two H200: 0.98 of the driver's copy that way, 0.995 this way (bench/results/2026-11-27-gpu-4.md). */
-#define VENDOR_HUGE ((uint64_t)8 << 20)
-#define VENDOR_HUGE_WAYS 2
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
 #define VENDOR_ASK 16
 

@@ -118,11 +118,11 @@ static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n
 static int pick_way(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n)
 {
     uint64_t bytes = 0;
-    for (int i = 0; i < n && bytes < VENDOR_HUGE; i++)
+    for (int i = 0; i < n && bytes < VENDOR_BRIEF; i++)
         bytes += list[i].len;
     if (bytes < VENDOR_BRIEF)
         return VENDOR_LONG_WAYS + (int)(gpu->brief_way++ % VENDOR_BRIEF_WAYS);
-    return (int)(gpu->way++ % (bytes < VENDOR_HUGE ? VENDOR_LONG_WAYS : VENDOR_HUGE_WAYS));
+    return (int)(gpu->way++ % VENDOR_LONG_WAYS);
 }
 
 int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,

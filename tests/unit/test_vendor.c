@@ -367,34 +367,6 @@ static void short_copies_have_streams_of_their_own(void **state)
     free(bytes);
 }
 
-/* Which streams are used by jobs of so many bytes in two pieces, as bits. */
-static int streams_of(struct weft_gpu *gpu, char *to, const char *from, uint64_t bytes)
-{
-    int used = 0;
-    for (int i = 0; i < 20; i++) {
-        struct weft_gpu_job *job;
-        const struct weft_gpu_copy list[] = {{to, from, 1}, {to + 1, from + 1, bytes - 1}};
-        WEFT_OK(OPS->copy_start(gpu, list, 2, 0, &job));
-        used |= 1 << job->way;
-        assert_int_equal(end_of(gpu, job), 1);
-    }
-    return used;
-}
-
-/* Behind each of two another can be under way, where four would end at once. */
-static void huge_copies_share_two_streams(void **state)
-{
-    (void)state;
-    struct weft_gpu *gpu = open_with("");
-    char *addr, *bytes = calloc(1, VENDOR_HUGE);
-    WEFT_OK(OPS->alloc(gpu, VENDOR_HUGE, (void **)&addr));
-    assert_int_equal(streams_of(gpu, addr, bytes, VENDOR_HUGE), (1 << VENDOR_HUGE_WAYS) - 1);
-    assert_int_equal(streams_of(gpu, addr, bytes, VENDOR_HUGE - 1), (1 << VENDOR_LONG_WAYS) - 1);
-    OPS->free(gpu, addr);
-    OPS->close(gpu);
-    free(bytes);
-}
-
 /* Nothing of it is under way: the memory is the caller's again. */
 static void a_start_that_fails_midway(void **state)
 {
@@ -540,7 +512,6 @@ int main(void)
         cmocka_unit_test(who_hears_of_the_end),
         cmocka_unit_test(words_that_come_late),
         cmocka_unit_test(short_copies_have_streams_of_their_own),
-        cmocka_unit_test(huge_copies_share_two_streams),
         cmocka_unit_test(a_start_that_fails_midway),
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
