@@ -314,12 +314,10 @@ static void close_ends_what_waits(void **state)
     pthread_create(&threads[0], NULL, wait_op, &w);
     pthread_create(&threads[1], NULL, wait_notif, &w);
     pthread_create(&threads[2], NULL, wait_accept, &w);
-    test_sleep_ms(30); /* in all likelihood they wait now */
+    test_sleep_ms(300); /* in all likelihood they wait now */
     WEFT_OK(weft_endpoint_close(a));
     for (int i = 0; i < 3; i++)
         pthread_join(threads[i], NULL);
-    CHECK(w.op_rc == WEFT_ECLOSED || w.op_rc == WEFT_EHANDLE, "the op: %s",
-          weft_err_name(w.op_rc));
     assert_int_equal(w.op_rc, WEFT_ECLOSED);
     assert_int_equal(w.notif_rc, WEFT_ECLOSED);
     assert_int_equal(w.accept_rc, WEFT_ECLOSED);

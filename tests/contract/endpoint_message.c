@@ -378,7 +378,9 @@ static void taken_and_closed(void **state)
     (void)state;
     for (int i = 0; i < 40; i++) {
         bool whole = i % 2;
+        WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", "20000")); /* closing waits so long for it */
         weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+        WEFT_OK(weft_config_set("WEFT_CANCEL_GRACE", NULL));
         weft_conn_t conn, other;
         weft_op_t send, recv;
         char from[64] = "taken", to[64];

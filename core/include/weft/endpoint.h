@@ -93,7 +93,7 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
  * Close an endpoint with all its conns, mems and operations: operations end with WEFT_ECLOSED,
  * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
  * process that ends without it may leave a peer waiting to hear that its last message was taken: that
- * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT, after 10 s and WEFT_CANCEL_GRACE: it
+ * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT, after 10 s and what it needs of WEFT_CANCEL_GRACE: it
  * is closed, but a GPU has not ended a copy (what is queued before it never ends): memory that was registered, or named, stays in
  * use until the process ends, and who waits for an operation of that copy is told WEFT_ETIMEOUT.
  */
@@ -156,7 +156,7 @@ WEFT_API int weft_endpoint_conns(weft_endpoint_t endpoint, weft_conn_t *list, in
 
 /* Close a conn. Its operations end with WEFT_ECLOSED, the peer's with WEFT_EPEER. A conn that
  * died by itself stays, as a handle that tells why, until this is called. To reconnect, connect
- * again: it gives another handle. WEFT_ETIMEOUT, after 10 s and WEFT_CANCEL_GRACE: a
+ * again: it gives another handle. WEFT_ETIMEOUT, after 10 s and what it needs of WEFT_CANCEL_GRACE: a
  * GPU has not ended a copy; until it has, memory that was named stays in use. */
 WEFT_API int weft_conn_close(weft_conn_t conn);
 
