@@ -4,7 +4,7 @@
  *
  * A conn goes in four steps: what the peer waits for reaches it (linger), it is taken down, which ends its operations,
  * its links close and what was under way in its memory ends (weft__conn_idle), and it is freed when the last caller has
- * returned from it. An endpoint takes all of its conns through each step together.
+ * returned from it. An endpoint has one deadline for each step of all its conns.
  *
  * A GPU may never end a copy that it has begun. What has not become idle after ep->give_up_ns is given up: who waits for
  * its operations is let go, and the reaper frees it when the copy does end. An endpoint that has such a conn stays as it

@@ -43,7 +43,7 @@ static const char *const kind_names[] = {"string", "string", "int", "power of 2"
     XX("WEFT_CONNECT_TIMEOUT", INT, "10000", 1, 3600000, "milliseconds that connecting may take") \
     XX("WEFT_CANCEL_GRACE", INT, "1000", 0, 3600000,                                              \
        "milliseconds a blocking call waits, past its deadline, for a transport to let go of its " \
-       "memory before it cuts the conn")                                                          \
+       "memory before it cuts the conn; and closing, at most, for short messages on their way")    \
     XX("WEFT_CHUNK", SIZE, "1M", 4096, 1 << 30,                                                   \
        "piece size in which a large transfer is spread over several links")                       \
     XX("WEFT_STAGE_CHUNK", SIZE, "2M", 4096, 1 << 28,                                             \

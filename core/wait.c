@@ -83,10 +83,10 @@ struct op_wait {
     weft_op_t handle;
 };
 
-/* Its conn was given up. Endpoint lock held: an op that is not done stays so, and one that is may be another endpoint's. */
+/* The conn of an op that is not done was given up. Endpoint lock held: it stays so. One that is done may be another endpoint's. */
 static bool is_left(const struct op_wait *w)
 {
-    return !is_done(w->op, w->handle) && w->op->conn && w->op->conn->given_up;
+    return w->op->conn && w->op->conn->given_up;
 }
 
 static bool op_ready(void *arg)
@@ -99,7 +99,7 @@ static bool op_ready(void *arg)
 static int say_not_done(struct weft__endpoint *ep, const struct op_wait *w, int timeout_ms)
 {
     pthread_mutex_lock(&ep->lock);
-    bool given_up = is_left(w);
+    bool given_up = !is_done(w->op, w->handle) && is_left(w);
     pthread_mutex_unlock(&ep->lock);
     if (given_up)
         return weft_fail(WEFT_ETIMEOUT, "the conn was closed, and the operation has not ended in time for that");

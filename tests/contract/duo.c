@@ -169,6 +169,26 @@ weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to)
     return conn;
 }
 
+weft_endpoint_t duo_undriven(const char *transport)
+{
+    struct weft_endpoint_opts opts = duo_opts();
+    weft_endpoint_t endpoint;
+    opts.transport = transport;
+    opts.progress_threads = WEFT_PROGRESS_CALLER;
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", "64M"));
+    WEFT_OK(weft_endpoint_open(&opts, &endpoint));
+    WEFT_OK(weft_config_set("WEFT_EAGER_WINDOW", NULL));
+    return endpoint;
+}
+
+void duo_clog(weft_conn_t conn)
+{
+    static const char bytes[8192];
+    for (int i = 0; i < 1000; i++)
+        WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes,
+                                          .notify_len = sizeof bytes), NULL));
+}
+
 /* --- memory -------------------------------------------------------------------------------- */
 
 struct area_arg {

@@ -68,6 +68,10 @@ weft_endpoint_t duo_endpoint(void);
 void duo_join(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_conn_t *other);
 /* The initiator's end of one between endpoints that may have no threads: they are driven here until it is up. */
 weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to);
+/* An endpoint that only callers drive, on this transport, which accepts more than a transport takes while nobody does. */
+weft_endpoint_t duo_undriven(const char *transport);
+/* Post so much to it that it cannot all leave. */
+void duo_clog(weft_conn_t conn);
 
 typedef void duo_fn(struct host *host, void *arg);
 void duo_call(struct duo *d, enum who who, duo_fn *fn, void *arg, size_t size);

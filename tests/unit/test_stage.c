@@ -4,7 +4,7 @@
  * double of a GPU's driver, whose copies end when they are asked for often enough.
  */
 #include "bare_peer.h"
-#include "two.h"
+#include "gpu_pair.h"
 
 #include <pthread.h>
 
@@ -16,7 +16,7 @@
 #include "util.h"
 
 #define T TEST_DEADLINE_MS
-#define LEN TWO_LEN
+#define LEN GPU_PAIR_LEN
 
 int fake_cuda_launches(void);
 int fake_cuda_pinned(void);
@@ -27,10 +27,10 @@ int fake_cuda_pinned(void);
 static void to_and_from_a_side_without_gpus(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "", -1, 0);
-    two_work(&t);
-    two_close(&t);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "", -1, 0);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* Pieces of two GPUs and of the host, at both ends, in any order. */
@@ -38,17 +38,17 @@ static void all_kinds_in_one_operation(void **state)
 {
     (void)state;
     enum { N = 300, KINDS = 3, STEP = 20000 };
-    struct two t;
-    two_open(&t, "devices=2", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "devices=2", 0, 0);
     struct test_mem near[KINDS], far[KINDS];
     struct weft_remote remotes[KINDS], remote[N];
     struct weft_local local[N];
     for (int i = 0; i < KINDS; i++) {
         test_mem_open_on(&near[i], N * STEP, 0, i - 1);
         test_mem_open_on(&far[i], N * STEP, 0, i - 1);
-        two_reg(t.a, near[i].at, N * STEP);
+        gpu_pair_reg(t.a, near[i].at, N * STEP);
         WEFT_OK(
-            weft_mem_advertise(two_reg(t.b, far[i].at, N * STEP), far[i].at, N * STEP, &remotes[i]));
+            weft_mem_advertise(gpu_pair_reg(t.b, far[i].at, N * STEP), far[i].at, N * STEP, &remotes[i]));
         test_fill(near[i].at, N * STEP, (uint64_t)i, 0);
     }
     for (size_t i = 0; i < N; i++) {
@@ -73,7 +73,7 @@ static void all_kinds_in_one_operation(void **state)
     assert_true(weft_transfer(t.conn, &x, T, NULL) > 0);
     for (size_t i = 0; i < KINDS; i++)
         assert_true(test_differs(near[i].at, N * STEP, i, 0) < 0);
-    two_close(&t);
+    gpu_pair_close(&t);
     for (int i = 0; i < KINDS; i++) {
         test_mem_close(&near[i]);
         test_mem_close(&far[i]);
@@ -85,13 +85,13 @@ static void short_pieces_to_two_gpus(void **state)
 {
     (void)state;
     enum { N = 90, STEP = 1000 };
-    struct two t;
-    two_open(&t, "devices=2", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "devices=2", 0, 0);
     struct test_mem other;
     struct weft_remote remotes[2] = {t.remote}, remote[N];
     struct weft_local local[N];
     test_mem_open_on(&other, LEN, 0, 1);
-    WEFT_OK(weft_mem_advertise(two_reg(t.b, other.at, LEN), other.at, LEN, &remotes[1]));
+    WEFT_OK(weft_mem_advertise(gpu_pair_reg(t.b, other.at, LEN), other.at, LEN, &remotes[1]));
     for (size_t i = 0; i < N; i++) {
         local[i] = (struct weft_local){t.near.at + i * STEP, STEP, t.near_mem};
         WEFT_OK(weft_remote_slice(&remotes[i < N / 2 ? 0 : i % 2], i * STEP, STEP, &remote[i]));
@@ -112,7 +112,7 @@ static void short_pieces_to_two_gpus(void **state)
     x.op = WEFT_XFER_READ;
     assert_int_equal(weft_transfer(t.conn, &x, T, NULL), N * STEP);
     assert_true(test_differs(t.near.at, LEN, 1, 0) < 0);
-    two_close(&t);
+    gpu_pair_close(&t);
     test_mem_close(&other);
 }
 
@@ -120,17 +120,17 @@ static void short_pieces_to_two_gpus(void **state)
 static void beyond_what_was_allocated(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "devices=1", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "devices=1", 0, 0);
     size_t end = (size_t)(t.far.base + t.far.size - t.far.at);
     weft_mem_t mem = 99;
     WEFT_FAILS(-EFAULT, weft_mem_reg(t.b, t.far.at, end + 1, NULL, &mem));
     CHECK(strstr(weft_last_error(), "not all memory of GPU 0"), "'%s'", weft_last_error());
     WEFT_FAILS(-EFAULT, weft_mem_reg(t.b, t.far.base + t.far.size - 1, 2, NULL, &mem));
     assert_int_equal(mem, 99);
-    WEFT_OK(weft_mem_dereg(two_reg(t.b, t.far.at, end)));
-    two_work(&t);
-    two_close(&t);
+    WEFT_OK(weft_mem_dereg(gpu_pair_reg(t.b, t.far.at, end)));
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* As if its owner had freed the end of what it registered: what lies there is refused, and nothing else is lost. */
@@ -138,11 +138,11 @@ static void what_was_freed(void **state)
 {
     (void)state;
     enum { N = 90, STEP = 1000 };
-    struct two t;
-    two_open(&t, "devices=1", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "devices=1", 0, 0);
     struct weft_local local[N];
     struct weft_remote longer, remote[N];
-    weft_mem_t handle = two_reg(t.b, t.far.at, LEN + 1);
+    weft_mem_t handle = gpu_pair_reg(t.b, t.far.at, LEN + 1);
     struct weft__mem *mem = weft__handle_get(handle, WEFT__MEM);
     mem->len = mem->reg->len = LEN + (1 << 20);
     mem->reg->reached = false;
@@ -160,23 +160,23 @@ static void what_was_freed(void **state)
                           .remote = remote,
                           .nremote = N};
     assert_true(weft_transfer(t.conn, &x, T, NULL) < 0);
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* What core reads and writes with a processor of its own. */
 static void what_has_to_be_the_hosts(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "", 0, 0);
     WEFT_FAILS(WEFT_EUNSUPPORTED, weft_notify(t.conn, t.near.at, 64, T));
     CHECK(strstr(weft_last_error(), "a notification"), "'%s'", weft_last_error());
     WEFT_FAILS(WEFT_EUNSUPPORTED,
                weft_add(t.conn, &t.remote, 5, 1, (uint64_t *)(void *)(t.near.at + 7), T));
     CHECK(strstr(weft_last_error(), "result of an ADD"), "'%s'", weft_last_error());
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* --- what can fail ---------------------------------------------------------------------------- */
@@ -185,17 +185,17 @@ static void no_memory_to_pin(void **state)
 {
     (void)state;
     for (int near = -1; near <= 0; near++) { /* at the peer; here */
-        struct two t;
-        two_open(&t, "pins=0", near, near < 0 ? 0 : -1);
+        struct gpu_pair t;
+        gpu_pair_open(&t, "pins=0", near, near < 0 ? 0 : -1);
         for (int i = 0; i < 3; i++) {
-            struct weft_op_status status = two_end(
-                two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            struct weft_op_status status = gpu_pair_end(
+                gpu_pair_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
             assert_int_equal(status.status, -ENOMEM);
             CHECK(*status.text, "no word");
         }
         fake_driver("");
-        two_work(&t); /* the conn is as good as before */
-        two_close(&t);
+        gpu_pair_work(&t); /* the conn is as good as before */
+        gpu_pair_close(&t);
     }
 }
 
@@ -203,19 +203,19 @@ static void a_device_that_is_lost(void **state)
 {
     (void)state;
     for (int near = -1; near <= 0; near++) {
-        struct two t;
-        two_open(&t, "", near, near < 0 ? 0 : -1);
-        two_work(&t);
+        struct gpu_pair t;
+        gpu_pair_open(&t, "", near, near < 0 ? 0 : -1);
+        gpu_pair_work(&t);
         fake_driver("lost=1");
         for (int i = 0; i < 3; i++) {
-            struct weft_op_status status = two_end(
-                two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
+            struct weft_op_status status = gpu_pair_end(
+                gpu_pair_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE));
             assert_int_equal(status.status, -EIO);
             CHECK(*status.text, "no word");
         }
         fake_driver("");
-        two_work(&t);
-        two_close(&t);
+        gpu_pair_work(&t);
+        gpu_pair_close(&t);
     }
 }
 
@@ -223,19 +223,19 @@ static void a_device_that_is_lost(void **state)
 static void a_message_to_a_device_that_is_lost(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "", -1, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "", -1, 0);
     struct weft_local local = {t.far.at, 1000, t.far_mem};
     weft_op_t op;
     WEFT_OK(weft_post(t.other, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &local, .nlocal = 1), &op));
     fake_driver("lost=1");
     assert_int_equal(weft_send(t.conn, t.near.at, 1000, T), 1000);
-    struct weft_op_status status = two_end(op);
+    struct weft_op_status status = gpu_pair_end(op);
     assert_int_equal(status.status, -EIO);
     CHECK(*status.text, "no word");
     fake_driver("");
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* --- what ends -------------------------------------------------------------------------------- */
@@ -244,13 +244,13 @@ static void a_message_to_a_device_that_is_lost(void **state)
 static void canceled(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "delay=200", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "delay=200", 0, 0);
     for (int i = 0; i < 40; i++) {
-        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        weft_op_t op = gpu_pair_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i / 2 % 4);
         WEFT_OK(weft_op_cancel(op));
-        int rc = two_end(op).status;
+        int rc = gpu_pair_end(op).status;
         CHECK(rc == 0 || rc == WEFT_ECANCELED, "it ended with %s", weft_err_name(rc));
         test_fill(t.near.at, LEN, 77, 0);
         test_sleep_ms(1);
@@ -259,56 +259,56 @@ static void canceled(void **state)
     fake_driver("delay=20"); /* so that the peer copies, too */
     for (int i = 0; i < 60; i++) {
         test_fill(t.near.at, LEN, 76, 0);
-        weft_op_t op = two_post(&t, WEFT_XFER_WRITE);
+        weft_op_t op = gpu_pair_post(&t, WEFT_XFER_WRITE);
         test_sleep_ms(i % 8);
         WEFT_OK(weft_op_cancel(op));
-        two_end(op);
+        gpu_pair_end(op);
         test_fill(t.far.at, LEN, 78, 0);
         test_sleep_ms(5);
         int64_t at = test_differs(t.far.at, LEN, 78, 0);
         CHECK(at < 0, "run %d: byte %" PRId64 " has come after the end", i, at);
     }
     fake_driver("");
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* The same with the peer's, whoever copies. */
 static void deregistered(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "delay=100", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "delay=100", 0, 0);
     for (int i = 0; i < 20; i++) {
-        weft_op_t op = two_post(&t, WEFT_XFER_WRITE);
+        weft_op_t op = gpu_pair_post(&t, WEFT_XFER_WRITE);
         WEFT_FAILS(-EBUSY, weft_mem_dereg(t.near_mem));
         test_sleep_ms(i % 5);
         WEFT_OK(weft_mem_dereg(t.far_mem));
         test_fill(t.far.at, LEN, 77, 0);
-        int rc = two_end(op).status;
+        int rc = gpu_pair_end(op).status;
         CHECK(rc == 0 || rc == WEFT_EKEY, "it ended with %s", weft_err_name(rc));
         assert_true(test_differs(t.far.at, LEN, 77, 0) < 0);
-        t.far_mem = two_reg(t.b, t.far.at, LEN);
+        t.far_mem = gpu_pair_reg(t.b, t.far.at, LEN);
         WEFT_OK(weft_mem_advertise(t.far_mem, t.far.at, LEN, &t.remote));
     }
     fake_driver("");
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 /* Either end closes in the midst of it. */
 static void closed(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "delay=100", 0, 0);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "delay=100", 0, 0);
     for (int i = 0; i < 60; i++) {
         if (i == 20) /* so that the peer copies, too */
             fake_driver("delay=20");
-        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        weft_op_t op = gpu_pair_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i < 20 ? i / 2 % 4 : i / 2 % 9);
         WEFT_OK(weft_conn_close(i & 4 ? t.conn : t.other));
-        int rc = two_end(op).status;
+        int rc = gpu_pair_end(op).status;
         CHECK(rc <= 0, "it ended with %d", rc);
         test_fill(t.near.at, LEN, 77, 0);
         WEFT_OK(weft_conn_close(i & 4 ? t.other : t.conn));
@@ -319,21 +319,21 @@ static void closed(void **state)
         duo_join(t.a, t.b, &t.conn, &t.other);
     }
     fake_driver("");
-    two_work(&t);
-    two_close(&t);
+    gpu_pair_work(&t);
+    gpu_pair_close(&t);
 }
 
 static void endpoints_closed(void **state)
 {
     (void)state;
     for (int i = 0; i < 12; i++) {
-        struct two t;
-        two_open(&t, "delay=100", 0, 0);
-        weft_op_t op = two_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
+        struct gpu_pair t;
+        gpu_pair_open(&t, "delay=100", 0, 0);
+        weft_op_t op = gpu_pair_post(&t, i & 1 ? WEFT_XFER_READ : WEFT_XFER_WRITE);
         test_sleep_ms(i / 2 % 3);
         if (i & 4) { /* that of the operation last */
             WEFT_OK(weft_endpoint_close(t.b));
-            two_end(op);
+            gpu_pair_end(op);
             WEFT_OK(weft_endpoint_close(t.a));
         } else {
             WEFT_OK(weft_endpoint_close(t.a));
@@ -348,7 +348,7 @@ static void endpoints_closed(void **state)
 /* --- additions -------------------------------------------------------------------------------- */
 
 struct adder {
-    struct two *t;
+    struct gpu_pair *t;
     weft_conn_t conn;
 };
 
@@ -365,10 +365,10 @@ static void additions_from_all_sides(void **state)
 {
     (void)state;
     enum { N = 4 };
-    struct two t;
+    struct gpu_pair t;
     struct adder adders[N];
     pthread_t threads[N];
-    two_open(&t, "delay=1", 0, 0);
+    gpu_pair_open(&t, "delay=1", 0, 0);
     for (int i = 0; i < N; i++) {
         adders[i] = (struct adder){&t, t.conn};
         weft_conn_t other;
@@ -384,13 +384,13 @@ static void additions_from_all_sides(void **state)
     WEFT_FAILS(-EIO, weft_add(t.conn, &t.remote, 5, 3, NULL, T));
     fake_driver("");
     assert_int_equal(weft_add(t.conn, &t.remote, 5, 0, NULL, T), 0);
-    two_close(&t);
+    gpu_pair_close(&t);
 }
 
 /* --- peers that mean no good ------------------------------------------------------------------ */
 
 struct liar {
-    struct two t;
+    struct gpu_pair t;
     struct bare_peer peer;
     weft_conn_t conn; /* B's to it */
     uint64_t key;     /* of far */
@@ -402,7 +402,7 @@ static int liar_setup(void **state)
     struct weft__remote remote;
     test_begin();
     WEFT_OK(weft_config_set("WEFT_LANES", "1")); /* areas of as few slots */
-    two_open(&l->t, "delay=20", 0, 0);
+    gpu_pair_open(&l->t, "delay=20", 0, 0);
     WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
     WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
@@ -420,8 +420,8 @@ static int liar_teardown(void **state)
         return 0;
     bare_close(&l->peer);
     fake_driver("");
-    two_work(&l->t); /* others go on */
-    two_close(&l->t);
+    gpu_pair_work(&l->t); /* others go on */
+    gpu_pair_close(&l->t);
     free(l);
     return 0;
 }
@@ -685,14 +685,14 @@ static void areas_that_make_no_sense(void **state)
     TEST_UNTIL(far_state(l) == WEFT__FAR_THERE, test_sleep_ms(1), "the area to be taken");
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         bare_close(&l->peer);
-        assert_true(two_end(op).status < 0);
+        assert_true(gpu_pair_end(op).status < 0);
         bare_connect(&l->peer, weft_endpoint_port(l->t.b), 1);
         WEFT_OK(weft_endpoint_accept(l->t.b, T, &l->conn));
         op = ask(l);
         say_area(l, &bad[i]);
         goes_down(l);
     }
-    assert_true(two_end(op).status < 0);
+    assert_true(gpu_pair_end(op).status < 0);
 }
 
 /* Refused with an answer: the peer may not know better. */
@@ -721,7 +721,7 @@ static void keys_and_bounds_are_checked(void **state)
     WEFT_OK(weft_conn_info(l->conn, &info));
     assert_int_equal(info.state, WEFT_CONN_UP);
     WEFT_OK(weft_mem_dereg(mem));
-    l->t.far_mem = two_reg(l->t.b, l->t.far.at, LEN);
+    l->t.far_mem = gpu_pair_reg(l->t.b, l->t.far.at, LEN);
     WEFT_OK(weft_mem_advertise(l->t.far_mem, l->t.far.at, LEN, &l->t.remote));
     WEFT_OK(weft__remote_decode(&l->t.remote, &r));
     say_copy(l, (struct copy){.write = 1, .n = 1, .len = 8, .key = r.key}); /* and one that may */
@@ -757,11 +757,11 @@ static bool is_bulk(weft_conn_t handle)
 static void steps_of_what_is_long_are_patient(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "", 0, 0);
-    two_work(&t); /* areas are there */
+    struct gpu_pair t;
+    gpu_pair_open(&t, "", 0, 0);
+    gpu_pair_work(&t); /* areas are there */
     uint64_t near = short_poll(t.conn), far = short_poll(t.other);
-    two_work(&t);
+    gpu_pair_work(&t);
     /* whose last lot is short */
     assert_int_equal(weft_write(t.conn, t.near.at, (1 << 20) + 20000, &t.remote, 0, T),
                      (1 << 20) + 20000);
@@ -772,7 +772,7 @@ static void steps_of_what_is_long_are_patient(void **state)
     assert_int_equal(weft_write(t.conn, t.near.at, 20000, &t.remote, 0, T), 20000);
     assert_true(short_poll(t.conn) > near && short_poll(t.other) > far);
     assert_true(!is_bulk(t.conn) && !is_bulk(t.other));
-    two_close(&t);
+    gpu_pair_close(&t);
 }
 
 static uint64_t posted(weft_conn_t conn)
@@ -786,9 +786,9 @@ static uint64_t posted(weft_conn_t conn)
 static void long_ones_have_long_pieces(void **state)
 {
     (void)state;
-    struct two t;
-    two_open(&t, "", 0, 0);
-    two_work(&t);
+    struct gpu_pair t;
+    gpu_pair_open(&t, "", 0, 0);
+    gpu_pair_work(&t);
     uint64_t before = posted(t.conn);
     assert_int_equal(weft_write(t.conn, t.near.at, LEN, &t.remote, 0, T), LEN);
     assert_int_equal(posted(t.conn), before + 8);
@@ -796,7 +796,7 @@ static void long_ones_have_long_pieces(void **state)
     assert_int_equal(posted(t.conn), before + 16);
     assert_int_equal(weft_write(t.conn, t.near.at, SLOT, &t.remote, 0, T), SLOT);
     assert_int_equal(posted(t.conn), before + 18);
-    two_close(&t);
+    gpu_pair_close(&t);
 }
 
 /* The pieces of both ends differ, and the shorter ones count. */
@@ -805,31 +805,31 @@ static void areas_that_differ(void **state)
     (void)state;
     static const char *const chunks[] = {"4K", "12K", "100K", "2M"};
     for (size_t i = 0; i < 16; i++) {
-        struct two t;
-        two_open_chunks(&t, "", 0, 0, chunks[i / 4], chunks[i % 4]);
-        two_work(&t);
-        two_close(&t);
+        struct gpu_pair t;
+        gpu_pair_open_chunks(&t, "", 0, 0, chunks[i / 4], chunks[i % 4]);
+        gpu_pair_work(&t);
+        gpu_pair_close(&t);
     }
 }
 
 /* In pieces of 8 KiB, so many at a time; copies take so many beats of the driver. */
-static weft_op_t begin_long(struct two *t, const char *lanes, const char *slots, const char *settings)
+static weft_op_t begin_long(struct gpu_pair *t, const char *lanes, const char *slots, const char *settings)
 {
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", slots)); /* for each nic */
     WEFT_OK(weft_config_set("WEFT_LANES", lanes));
-    two_open_chunks(t, "", 0, 0, "8K", "8K");
+    gpu_pair_open_chunks(t, "", 0, 0, "8K", "8K");
     WEFT_OK(weft_config_set("WEFT_LANES", NULL));
     WEFT_OK(weft_config_set("WEFT_STAGE_SLOTS", NULL));
     assert_int_equal(weft_write(t->conn, t->near.at, 8, &t->remote, 0, T),
                      8); /* there are areas */
     fake_driver(settings);
-    return two_post(t, WEFT_XFER_WRITE);
+    return gpu_pair_post(t, WEFT_XFER_WRITE);
 }
 
 static void short_ones_overtake(void **state)
 {
     (void)state;
-    struct two t;
+    struct gpu_pair t;
     weft_op_t op = begin_long(&t, NULL, "2", "delay=20");
     for (int64_t len = 8; len <= 16384; len *= 2) { /* of one slot, and of several */
         assert_int_equal(weft_write(t.conn, t.near.at, (size_t)len, &t.remote, 0, T), len);
@@ -837,9 +837,9 @@ static void short_ones_overtake(void **state)
     }
     assert_int_equal(weft_op_poll(op, NULL), 0);
     fake_driver("");
-    assert_int_equal(two_end(op).status, 0);
+    assert_int_equal(gpu_pair_end(op).status, 0);
     assert_true(test_differs(t.far.at, LEN, 1, 0) < 0);
-    two_close(&t);
+    gpu_pair_close(&t);
 }
 
 static void has_links(const char *transport, const char *gpu, int threads, int links)
@@ -880,7 +880,7 @@ static void some_slots_are_for_short_ones(void **state)
         int by_long, all; /* of an area, 64 at most */
     } cases[] = {{"1", "2", 8, 10}, {"1", "4", 16, 18}, {"1", "16", 60, 64}, {"3", "2", 24, 26}, {NULL, "2", 16, 18}};
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
-        struct two t;
+        struct gpu_pair t;
         weft_op_t ops[7] = {begin_long(&t, cases[c].lanes, cases[c].slots, "delay=1000000")};
         assert_int_equal(slots_in_use(t.conn, false), cases[c].by_long);
         for (int i = 1; i < 7; i++) {
@@ -895,8 +895,8 @@ static void some_slots_are_for_short_ones(void **state)
         }
         fake_driver("");
         for (int i = 0; i < 7; i++)
-            assert_int_equal(two_end(ops[i]).status, 0);
-        two_close(&t);
+            assert_int_equal(gpu_pair_end(ops[i]).status, 0);
+        gpu_pair_close(&t);
     }
 }
 

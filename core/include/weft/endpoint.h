@@ -91,7 +91,9 @@ WEFT_API int weft_endpoint_open(const struct weft_endpoint_opts *opts, weft_endp
 
 /*
  * Close an endpoint with all its conns, mems and operations: operations end with WEFT_ECLOSED,
- * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. A
+ * waiting calls return, peers see WEFT_EPEER. Registered memory is not touched after this returns. Messages and notifications of up
+ * to WEFT_EAGER bytes that are under way have up to WEFT_CANCEL_GRACE to arrive; others that were posted may not have begun (a conn has
+ * up to 1024 of each under way, and WEFT_EAGER_WINDOW bytes): wait for an operation that has to arrive. The same holds for weft_conn_close. A
  * process that ends without it may leave a peer waiting to hear that its last message was taken: that
  * operation of the peer then ends with WEFT_EPEER, though the message has arrived. WEFT_ETIMEOUT, after 10 s and what it needs of WEFT_CANCEL_GRACE: it
  * is closed, but a GPU has not ended a copy (what is queued before it never ends): memory that was registered, or named, stays in
