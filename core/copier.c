@@ -272,7 +272,7 @@ static void start(struct weft__endpoint *ep, struct weft__copy *copy)
 {
     struct weft_gpu *gpu = weft__gpu_opened(ep, copy->ordinal);
     copy->job = NULL;
-    uint32_t flags = copy->reached && ep->copier.kernels ? WEFT_GPU_REACHED : 0;
+    uint32_t flags = copy->host | (copy->reached && ep->copier.kernels ? WEFT_GPU_REACHED : 0u);
     int rc = ep->gpu->ops->copy_start(gpu, copy->list, copy->n, flags, &copy->job);
     if (rc)
         failed(copy, rc);

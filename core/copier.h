@@ -28,6 +28,7 @@ struct weft__copy {
     int n;                            /* 0: a mark (weft__gpu_mark) */
     bool reached;                     /* by the GPU's kernels, all of it (WEFT_GPU_REACHED) */
     bool patient;                     /* a step of something long (WEFT__STAGE_LONG) */
+    uint8_t host;                     /* WEFT_GPU_FROM_HOST or WEFT_GPU_TO_HOST, else 0 */
     struct weft_gpu_copy one;
     /* It has ended; why is a sentence, or NULL. Endpoint lock held. The copy is its owner's again. */
     void (*done)(struct weft__copy *copy, int status, const char *why);
@@ -36,6 +37,12 @@ struct weft__copy {
     int status;
     char why[120];
 };
+
+/* For `host`: between the host's memory and a GPU's. */
+static inline uint8_t weft__copy_host(bool to_gpu)
+{
+    return to_gpu ? WEFT_GPU_FROM_HOST : WEFT_GPU_TO_HOST;
+}
 
 /* Something that takes long, for the copier to do. */
 struct weft__chore {

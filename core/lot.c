@@ -63,6 +63,7 @@ static void copy_begin(struct weft__lot *lot)
     lot->copy.ordinal = lot->parts[0].gpu - 1;
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
+    lot->copy.host = weft__copy_host(!lot->write);
     lot->copy.patient = lot->op->total >= WEFT__STAGE_LONG;
     lot->copy.done = weft__lot_copied;
     weft__copy_push(lot->conn->ep, &lot->copy);

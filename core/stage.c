@@ -216,15 +216,17 @@ static void no_memory(struct weft__op *op)
 }
 
 /* What a lot has that is one copy; it was entered in this turn. */
-static void begin_mapped(struct weft__op *op, struct weft__lot *lot,
-                         const struct weft__mapped *mapped, uint32_t turn)
+static void begin_mapped(struct weft__op *op, struct weft__lot *lot, const struct path *path,
+                         uint32_t turn)
 {
+    const struct weft__mapped *mapped = &path->mapped;
     lot->import = mapped->import;
     lot->turn = turn;
     lot->copy.ordinal = mapped->ordinal;
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
     lot->copy.reached = mapped->reached;
+    lot->copy.host = path->near ? 0 : weft__copy_host(lot->write); /* what is mapped is a GPU's */
     lot->copy.done = weft__lot_copied;
     add_lot(op, lot);
 }
@@ -240,7 +242,7 @@ static bool next_mapped(struct weft__conn *conn, struct weft__op *op, const stru
         no_memory(op);
         return true;
     }
-    begin_mapped(op, lot, &path->mapped, turn);
+    begin_mapped(op, lot, path, turn);
     return true;
 }
 
@@ -268,7 +270,7 @@ bool weft__stage_list(struct weft__op *op, weft__stage_list_fn *fill, const void
     lot->write = op->kind == WEFT__OP_WRITE;
     op->total = op->cut = lot->bytes;
     op->next_piece = op->npieces;
-    begin_mapped(op, lot, &path.mapped, turn);
+    begin_mapped(op, lot, &path, turn);
     return true;
 }
 

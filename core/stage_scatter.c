@@ -36,6 +36,7 @@ static int scatter_one(struct weft__op *op, const struct weft__piece *piece, con
     scatter->copy = (struct weft__copy){.ordinal = piece->gpu - 1,
                                         .list = &scatter->copy.one,
                                         .n = 1,
+                                        .host = WEFT_GPU_FROM_HOST,
                                         .one = {piece->addr, scatter->bytes, len},
                                         .done = scattered};
     op->pending++;

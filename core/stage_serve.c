@@ -205,6 +205,7 @@ int weft__stage_copy_arrived(struct weft__conn *conn, const uint8_t *body, size_
                                       .n = n,
                                       .reached = is_reached(serve),
                                       .patient = how & WEFT__COPY_PATIENT,
+                                      .host = weft__copy_host(how & WEFT__COPY_WRITE),
                                       .done = serve_done};
     weft__copy_push(conn->ep, &serve->copy);
     return 0;

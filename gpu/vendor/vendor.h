@@ -98,12 +98,15 @@ struct vendor {
 
 enum { VENDOR_COPY, VENDOR_KERNELS };
 
-/* Streams for copies that are not waited for: as many as the engines that copy one way or the other; and others for what is
- * short, which would wait for all that is on its stream. With the one of copies that are waited for seven: of more than eight
- * streams (CUDA_DEVICE_MAX_CONNECTIONS) some share a queue. */
-#define VENDOR_LONG_WAYS 4
-#define VENDOR_BRIEF_WAYS 2
-#define VENDOR_WAYS (VENDOR_LONG_WAYS + VENDOR_BRIEF_WAYS)
+/*
+ * Where copies go that are not waited for, each with streams of its own: a stream does one after the other, and what goes to the
+ * host and what comes from it do not get in each other's way, nor in that of copies among devices. What is short would wait for all
+ * that is on its stream. Two streams each: the next copy has begun when one ends. With four, four share the link, end at
+ * once, and it rests until there are others (bench/results/2026-11-27-gpu-5.md).
+ */
+enum vendor_route { VENDOR_AMONG, VENDOR_FROM_HOST, VENDOR_TO_HOST, VENDOR_SHORT, VENDOR_ROUTES };
+#define VENDOR_WAYS_EACH 2
+#define VENDOR_WAYS (VENDOR_ROUTES * VENDOR_WAYS_EACH)
 #define VENDOR_BRIEF ((uint64_t)64 << 10) /* bytes of all copies of a job that is short */
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
 #define VENDOR_ASK 16
@@ -144,7 +147,7 @@ struct vendor_gpu {
     struct vendor_word *words;        /* of each way. NULL: events tell of the end of copies */
     void *words_page;                 /* what they are in; NULL: there is none */
     uintptr_t words_at;               /* where the device has them */
-    unsigned way, brief_way;          /* the next ones */
+    unsigned turns[VENDOR_ROUTES];
     struct weft_gpu_job *idle, *jobs; /* all */
 };
 

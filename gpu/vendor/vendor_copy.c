@@ -114,15 +114,21 @@ static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n
     return 0;
 }
 
-/* In turn, among those for such. The gpu's lock held. */
-static int pick_way(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n)
+static enum vendor_route route_of(const struct weft_gpu_copy *list, int n, uint32_t flags)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < n && bytes < VENDOR_BRIEF; i++)
         bytes += list[i].len;
-    if (bytes < VENDOR_BRIEF)
-        return VENDOR_LONG_WAYS + (int)(gpu->brief_way++ % VENDOR_BRIEF_WAYS);
-    return (int)(gpu->way++ % VENDOR_LONG_WAYS);
+    return bytes < VENDOR_BRIEF         ? VENDOR_SHORT
+           : flags & WEFT_GPU_FROM_HOST ? VENDOR_FROM_HOST
+           : flags & WEFT_GPU_TO_HOST   ? VENDOR_TO_HOST
+                                        : VENDOR_AMONG;
+}
+
+/* One of the route's, in turn. The gpu's lock held. */
+static int pick_way(struct vendor_gpu *gpu, enum vendor_route route)
+{
+    return (int)route * VENDOR_WAYS_EACH + (int)(gpu->turns[route]++ % VENDOR_WAYS_EACH);
 }
 
 int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,
@@ -136,7 +142,7 @@ int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, i
     rc = get(gpu, !gpu->words, &job);
     if (rc == 0) {
         pthread_mutex_lock(&gpu->lock);
-        job->way = pick_way(gpu, list, n);
+        job->way = pick_way(gpu, route_of(list, n, flags));
         rc = start(gpu, list, n, flags, job);
         pthread_mutex_unlock(&gpu->lock);
         if (rc)

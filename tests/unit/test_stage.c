@@ -19,6 +19,7 @@
 #define LEN GPU_PAIR_LEN
 
 int fake_cuda_launches(void);
+int fake_cuda_mixed(void);
 int fake_cuda_pinned(void);
 
 /* --- what goes where -------------------------------------------------------------------------- */
@@ -31,6 +32,42 @@ static void to_and_from_a_side_without_gpus(void **state)
     gpu_pair_open(&t, "", -1, 0);
     gpu_pair_work(&t);
     gpu_pair_close(&t);
+}
+
+/* So that a device copies both ways at once: to the host, and from it, and from a device to another; by one endpoint. */
+static void each_way_on_streams_of_its_own(void **state)
+{
+    (void)state;
+    enum { KINDS = 3, EACH = 300000, TURNS = 4 };
+    struct gpu_pair t;
+    gpu_pair_open(&t, "devices=2", 0, 0);
+    struct test_mem near[KINDS], far[KINDS];
+    struct weft_local local[KINDS];
+    struct weft_remote remote[KINDS];
+    for (int i = 0; i < KINDS; i++) {
+        test_mem_open_on(&near[i], EACH, 0, i - 1);
+        test_mem_open_on(&far[i], EACH, 0, i - 1);
+        local[i] = (struct weft_local){near[i].at, EACH, gpu_pair_reg(t.a, near[i].at, EACH)};
+        WEFT_OK(weft_mem_advertise(gpu_pair_reg(t.b, far[i].at, EACH), far[i].at, EACH, &remote[i]));
+    }
+    int before = fake_cuda_mixed(); /* what the test itself copies is before, and behind */
+    for (size_t i = 0; i < TURNS * KINDS * KINDS; i++) {
+        struct weft_xfer x = {.struct_size = sizeof x,
+                              .local = &local[i % KINDS],
+                              .nlocal = 1,
+                              .remote = &remote[i / KINDS % KINDS],
+                              .nremote = 1};
+        for (int n = 0; n < 3; n++) { /* streams take turns: an odd number, so that each comes to another one */
+            x.op = n ? WEFT_XFER_WRITE : WEFT_XFER_READ;
+            assert_int_equal(weft_transfer(t.conn, &x, T, NULL), EACH);
+        }
+    }
+    assert_int_equal(fake_cuda_mixed(), before);
+    gpu_pair_close(&t);
+    for (int i = 0; i < KINDS; i++) {
+        test_mem_close(&near[i]);
+        test_mem_close(&far[i]);
+    }
 }
 
 /* Pieces of two GPUs and of the host, at both ends, in any order. */
@@ -906,6 +943,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(to_and_from_a_side_without_gpus),
+        cmocka_unit_test(each_way_on_streams_of_its_own),
         cmocka_unit_test(all_kinds_in_one_operation),
         cmocka_unit_test(short_pieces_to_two_gpus),
         cmocka_unit_test(beyond_what_was_allocated),

@@ -258,11 +258,11 @@ static void a_launch_alone_is_a_graph(void **state)
     }
 
     gpu = open_with("graphs=1");
-    for (int i = 1; i <= 2 * VENDOR_LONG_WAYS; i++) { /* each is given up when it fails */
+    for (int i = 1; i <= 2 * VENDOR_WAYS_EACH; i++) { /* each is given up when it fails */
         assert_int_equal(launches_of(gpu, 100, 5000, WEFT_GPU_REACHED), 1);
         if (cuda)
             assert_int_equal(fake_cuda_graphs(),
-                             each * (i < VENDOR_LONG_WAYS ? VENDOR_WAYS - i : VENDOR_BRIEF_WAYS));
+                             each * (VENDOR_WAYS - (i < VENDOR_WAYS_EACH ? i : VENDOR_WAYS_EACH)));
     }
     OPS->close(gpu);
     assert_int_equal(fake_cuda_graphs(), 0);
@@ -274,7 +274,7 @@ static void a_launch_behind_another_is_none(void **state)
     if (strcmp(test_gpu(), "cuda") != 0)
         return;
     struct weft_gpu *gpu = open_with("");
-    struct weft_gpu_job *jobs[3 * VENDOR_LONG_WAYS];
+    struct weft_gpu_job *jobs[3 * VENDOR_WAYS_EACH];
     uint8_t *addr;
     const uint64_t len = VENDOR_BRIEF;
     struct weft_gpu_copy list[8]; /* enough for a kernel */
@@ -287,7 +287,7 @@ static void a_launch_behind_another_is_none(void **state)
     for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
         WEFT_OK(OPS->copy_start(gpu, list, ARRAY_LEN(list), WEFT_GPU_REACHED, &jobs[i]));
     assert_int_equal(fake_cuda_launches() - all, ARRAY_LEN(jobs));
-    assert_int_equal(fake_cuda_graph_launches() - before, VENDOR_LONG_WAYS);
+    assert_int_equal(fake_cuda_graph_launches() - before, VENDOR_WAYS_EACH);
     setenv("FAKE_CUDA", "", 1);
     assert_int_equal(cuInit(0), 0);
     for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
@@ -347,21 +347,36 @@ static void words_that_come_late(void **state)
     }
 }
 
-static void short_copies_have_streams_of_their_own(void **state)
+/* What is short, wherever it goes, what is not for each way, and all streams of a way in turn. */
+static void each_way_has_streams_of_its_own(void **state)
 {
     (void)state;
+    static const struct {
+        uint32_t flags;
+        int route, brief; /* the second copy is a byte less than makes it long */
+    } cases[] = {{0, VENDOR_AMONG, 0},
+                 {WEFT_GPU_FROM_HOST, VENDOR_FROM_HOST, 0},
+                 {WEFT_GPU_TO_HOST, VENDOR_TO_HOST, 0},
+                 {WEFT_GPU_FROM_HOST, VENDOR_SHORT, 1},
+                 {WEFT_GPU_TO_HOST, VENDOR_SHORT, 1},
+                 {0, VENDOR_SHORT, 1}};
     struct weft_gpu *gpu = open_with("");
     char *addr, *bytes = calloc(2, VENDOR_BRIEF);
+    unsigned used[VENDOR_WAYS] = {0};
     WEFT_OK(OPS->alloc(gpu, 2 * VENDOR_BRIEF, (void **)&addr));
-    for (int i = 0; i < 20; i++) {
+    for (size_t i = 0; i < 4 * ARRAY_LEN(cases); i++) {
+        size_t which = i % ARRAY_LEN(cases);
         struct weft_gpu_job *job;
         const struct weft_gpu_copy list[] = {
             {addr, bytes, VENDOR_BRIEF - 8},
-            {addr + VENDOR_BRIEF, bytes + VENDOR_BRIEF, i % 2 ? 7 : 8}};
-        WEFT_OK(OPS->copy_start(gpu, list, 2, 0, &job));
-        assert_int_equal(job->way >= VENDOR_LONG_WAYS, i % 2);
+            {addr + VENDOR_BRIEF, bytes + VENDOR_BRIEF, cases[which].brief ? 7 : 8}};
+        WEFT_OK(OPS->copy_start(gpu, list, 2, cases[which].flags, &job));
+        assert_int_equal(job->way / VENDOR_WAYS_EACH, cases[which].route);
+        used[job->way]++;
         assert_int_equal(end_of(gpu, job), 1);
     }
+    for (int i = 0; i < VENDOR_WAYS; i++)
+        assert_int_equal(used[i], (i / VENDOR_WAYS_EACH == VENDOR_SHORT ? 12 : 4) / VENDOR_WAYS_EACH);
     OPS->free(gpu, addr);
     OPS->close(gpu);
     free(bytes);
@@ -511,7 +526,7 @@ int main(void)
         cmocka_unit_test(a_launch_behind_another_is_none),
         cmocka_unit_test(who_hears_of_the_end),
         cmocka_unit_test(words_that_come_late),
-        cmocka_unit_test(short_copies_have_streams_of_their_own),
+        cmocka_unit_test(each_way_has_streams_of_its_own),
         cmocka_unit_test(a_start_that_fails_midway),
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),

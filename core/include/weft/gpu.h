@@ -92,6 +92,8 @@ typedef int weft_gpu_copy_fn(struct weft_gpu *gpu, void *dst, const void *src, u
  * flags: WEFT_GPU_REACHED, the device's own kernels reach all of it at these addresses: its own memory of which query says
  *        so (`reached`), what ipc_open of this context has mapped, and host memory whose host_map of any context gave the same address. A backend may copy
  *        with one kernel what is many and short.
+ *        WEFT_GPU_FROM_HOST or WEFT_GPU_TO_HOST: every source, or every destination, is memory of the host. It says where the bytes
+ *        go, nothing else: a backend may keep apart what a device copies both ways at once.
  * Owns:    the list is the caller's when it returns; the memory is the backend's until copy_done says so.
  * Returns: 0 and *job, NULL if all is done; or a code, with nothing under way.
  * Default: copies as `copy` without a stream does.
@@ -102,7 +104,7 @@ struct weft_gpu_copy {
     uint64_t len;
 };
 struct weft_gpu_job; /* the backend's */
-enum { WEFT_GPU_REACHED = 1 };
+enum { WEFT_GPU_REACHED = 1, WEFT_GPU_FROM_HOST = 2, WEFT_GPU_TO_HOST = 4 };
 typedef int weft_gpu_copy_start_fn(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n,
                                    uint32_t flags, struct weft_gpu_job **job);
 /* copy_done (with copy_start): 1: all bytes are there; 0: not yet; or a code: the device failed and touches

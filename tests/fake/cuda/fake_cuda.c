@@ -90,7 +90,7 @@ static _Atomic(int) started; /* by this process */
 static struct alloc allocs[MOST];
 static int allocs_end; /* none from here on is in use */
 static size_t used;
-static unsigned copies, launches, asked;
+static unsigned copies, launches, asked, mixed;
 static bool faulted; /* a kernel has touched what its device does not reach: nothing goes on */
 static int retained[8];
 static _Atomic(unsigned) streams, odd;
@@ -555,6 +555,7 @@ struct cuda_stream {
     unsigned beats;           /* since the first of them was (worker) */
     struct cuda_stream *next; /* of those that words were queued on */
     bool listed;
+    enum { NOWHERE, AMONG_DEVICES, FROM_HOST, TO_HOST, BOTH_HOST } goes; /* the last long copy on it */
 };
 
 struct cuda_event {
@@ -773,6 +774,17 @@ int cuStreamSynchronize(cuda_stream_t stream)
     return rc;
 }
 
+/* A copy of LONG_BYTES goes another way than the one before it on its stream. With the lock held. */
+static void note_way(struct cuda_stream *stream, cuda_addr dst, cuda_addr src)
+{
+    bool to = !alloc_of(dst), from = !alloc_of(src);
+    int goes = to && from ? BOTH_HOST : to ? TO_HOST : from ? FROM_HOST : AMONG_DEVICES;
+    mixed += stream->goes != NOWHERE && (int)stream->goes != goes;
+    stream->goes = goes;
+}
+
+#define LONG_BYTES ((size_t)64 << 10)
+
 int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream)
 {
     if (device_of() < 0 || !stream)
@@ -782,6 +794,8 @@ int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream
     int device = device_of();
     if (is_good(dst, len, device) && is_good(src, len, device))
         rc = queue(stream, (struct queued){.dst = dst, .src = src, .len = len});
+    if (rc == VENDOR_OK && len >= LONG_BYTES)
+        note_way(stream_of(stream), dst, src);
     pthread_mutex_unlock(&lock);
     return rc;
 }
@@ -1113,12 +1127,19 @@ int fake_cuda_graph_launches(void)
 
 __attribute__((visibility("default"))) int fake_cuda_asked(void);
 __attribute__((visibility("default"))) int fake_cuda_launches(void);
+__attribute__((visibility("default"))) int fake_cuda_mixed(void);
 __attribute__((visibility("default"))) int fake_cuda_modules(void);
 
 /* Whether an event or a stream is done. */
 int fake_cuda_asked(void)
 {
     return count(&asked);
+}
+
+/* How often a stream had a long copy, and then one to or from elsewhere. */
+int fake_cuda_mixed(void)
+{
+    return count(&mixed);
 }
 
 /* That are loaded now. */
