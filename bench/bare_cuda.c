@@ -2,7 +2,8 @@
 /*
  * What NVIDIA's driver alone can do: a ring of slots copied to another one (cuMemcpyAsync), between two GPUs or a GPU and pinned
  * memory of the host, in one process and one thread, as many under way as weft_perf has, over up to STREAMS streams of the
- * first GPU; a floor for the transport local. Each slot is copied again as soon as its copy is seen to have ended. Compares every byte afterwards and prints a line of JSON.
+ * first GPU; a floor for the transport local. Each slot is copied again as soon as its copy is seen to have ended. With -b every second
+ * slot goes the other way. Compares every byte afterwards and prints a line of JSON.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -33,6 +34,7 @@ struct slot {
 
 struct ring {
     uint64_t size, depth, iters; /* 0: about BARE_GOAL_S */
+    bool both; /* slots with odd numbers go the other way */
     struct place from, to;
     struct slot *slots; /* depth */
     double *times;      /* TIMES: what copies took */
@@ -114,12 +116,20 @@ static void copy_now(cuda_addr to, cuda_addr from, uint64_t bytes, cuda_stream_t
     check(api.stream_wait(stream), "cannot copy");
 }
 
+static bool goes_back(const struct ring *r, uint64_t slot)
+{
+    return r->both && slot % 2;
+}
+
 static void begin(struct ring *r, uint64_t i)
 {
-    struct slot *s = &r->slots[i % r->depth];
-    uint64_t at = i % r->depth * r->size;
+    uint64_t slot = i % r->depth, at = slot * r->size;
+    struct slot *s = &r->slots[slot];
+    cuda_addr to = r->to.addr + at, from = r->from.addr + at;
     s->begun = bare_now_s();
-    check(api.copy(r->to.addr + at, r->from.addr + at, r->size, s->stream), "cannot copy");
+    check(goes_back(r, slot) ? api.copy(from, to, r->size, s->stream)
+                             : api.copy(to, from, r->size, s->stream),
+          "cannot copy");
     if (r->depth > STREAMS)
         check(api.event_record(s->event, s->stream), "cannot record an event");
 }
@@ -149,11 +159,28 @@ static double run(struct ring *r, uint64_t iters)
 }
 
 /* What was copied to warm up is not there any more. */
-static void blank(struct place *to, uint64_t bytes, cuda_stream_t stream)
+static void blank(struct ring *r, cuda_stream_t stream)
 {
-    memset(to->host, 0, bytes);
-    if (to->device != HOST)
-        copy_now(to->addr, (uintptr_t)to->host, bytes, stream);
+    for (uint64_t i = 0; i < r->depth; i++) {
+        const struct place *to = goes_back(r, i) ? &r->from : &r->to;
+        uint64_t at = i * r->size;
+        memset(to->host + at, 0, r->size);
+        if (to->device != HOST)
+            copy_now(to->addr + at, (uintptr_t)to->host + at, r->size, stream);
+    }
+}
+
+/* Between a GPU's memory and what is in memory of the host for it. */
+static void fetch(const struct place *at, uint64_t bytes, cuda_stream_t stream)
+{
+    if (at->device != HOST)
+        copy_now((uintptr_t)at->host, at->addr, bytes, stream);
+}
+
+static void store(const struct place *at, uint64_t bytes, cuda_stream_t stream)
+{
+    if (at->device != HOST)
+        copy_now(at->addr, (uintptr_t)at->host, bytes, stream);
 }
 
 static int by_value(const void *a, const void *b)
@@ -184,13 +211,15 @@ static int parse(int argc, char **argv, struct ring *r)
 {
     int option, right = 1;
     *r = (struct ring){.depth = 1, .from.device = 0, .to.device = 1};
-    while ((option = getopt(argc, argv, "s:d:f:t:n:")) != -1) {
+    while ((option = getopt(argc, argv, "s:d:f:t:n:b")) != -1) {
         if (option == 's')
             r->size = bare_number(optarg);
         else if (option == 'd')
             r->depth = bare_number(optarg);
         else if (option == 'n')
             r->iters = bare_number(optarg);
+        else if (option == 'b')
+            r->both = true;
         else if (option == 'f' || option == 't')
             right &= place_of(optarg, option == 'f' ? &r->from : &r->to);
         else
@@ -205,7 +234,7 @@ int main(int argc, char **argv)
 {
     struct ring r;
     if (!parse(argc, argv, &r)) {
-        fputs("Usage: bare_cuda -s SIZE [-d DEPTH] [-f host|gpu0|gpu1] [-t host|gpu0|gpu1] [-n ITERS]\n",
+        fputs("Usage: bare_cuda -s SIZE [-d DEPTH] [-f host|gpu0|gpu1] [-t host|gpu0|gpu1] [-n ITERS] [-b]\n",
               stderr);
         return 2;
     }
@@ -220,7 +249,7 @@ int main(int argc, char **argv)
     use(r.to.device);
     check(api.ctx_push(ctx[by]), "no context");
     make(&r.from, bytes, true);
-    make(&r.to, bytes, false);
+    make(&r.to, bytes, r.both);
     if (r.from.device != HOST && r.to.device != HOST && r.from.device != r.to.device)
         check(allow_peer(ctx[!by], 0), "the GPUs do not reach each other");
     cuda_stream_t streams[STREAMS];
@@ -230,20 +259,20 @@ int main(int argc, char **argv)
         r.slots[i].stream = streams[i % STREAMS];
         check(api.event_create(&r.slots[i].event, CUDA_EVENT_NO_TIMES), "no event");
     }
-    if (r.from.device != HOST)
-        copy_now(r.from.addr, (uintptr_t)r.from.host, bytes, streams[0]);
+    store(&r.from, bytes, streams[0]);
+    store(&r.to, bytes, streams[0]);
 
     run(&r, r.depth); /* warm */
     double once = run(&r, r.depth * 4) / (double)(r.depth * 4);
     uint64_t iters = r.depth + (r.iters ? r.iters : (uint64_t)(BARE_GOAL_S / once));
-    blank(&r.to, bytes, streams[0]);
+    blank(&r, streams[0]);
     double cpu = bare_cpu_s();
     r.ntimes = 0;
     double seconds = run(&r, iters), moved = (double)iters * (double)r.size;
     cpu = bare_cpu_s() - cpu;
-    if (r.to.device != HOST)
-        copy_now((uintptr_t)r.to.host, r.to.addr, bytes, streams[0]);
-    uint64_t wrong = bare_wrong(r.to.host, bytes);
+    fetch(&r.from, bytes, streams[0]);
+    fetch(&r.to, bytes, streams[0]);
+    uint64_t wrong = bare_wrong(r.to.host, bytes) + bare_wrong(r.from.host, bytes);
     printf("{\"GBps\": %.4f, \"p50_us\": %.3f, \"cpu_s_per_GB\": %.4f, \"iters\": %" PRIu64
            ", \"verified\": %s}\n",
            moved / seconds / 1e9, median(&r) * 1e6, cpu / (moved / 1e9), iters,

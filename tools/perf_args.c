@@ -11,7 +11,7 @@
 
 #define END(status) (1 + (status))
 
-static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "notify", "add"};
+static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "notify", "add", "rw"};
 
 /* Measured when --sizes is not given: small, page, socket buffer, cache, memory. Notifications are
  * small things. */
@@ -20,11 +20,12 @@ static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "not
 #define ADD_SIZES "8"
 
 static const char usage_text[] =
-    "Usage: weft_perf write|read|send|notify|add --local [OPTION]...\n"
+    "Usage: weft_perf write|read|rw|send|notify|add --local [OPTION]...\n"
     "       weft_perf TEST --listen [[HOST:]PORT] [OPTION]...    on one side, then\n"
     "       weft_perf TEST --connect HOST[:PORT] [OPTION]...     on the other\n"
     "\n"
-    "Measures what Weft moves, and checks that it arrived.\n"
+    "Measures what Weft moves, and checks that it arrived. rw writes and reads at once: half of the\n"
+    "operations in flight each.\n"
     "\n"
     "      --local               run both sides here, in two processes\n"
     "      --listen [[HOST:]PORT] be the target (all interfaces, IPv4, unless HOST is given)\n"
@@ -320,6 +321,8 @@ static int check(struct perf_args *args)
         return usage_error("--mem and --gpu have two values with --local only", NULL);
     if ((args->mem.gpu || args->target_mem.gpu) && args->test == PERF_NOTIFY)
         return usage_error("--mem gpu does not apply to", test);
+    if (args->test == PERF_RW && args->depth == 1)
+        return usage_error("rw has two operations in flight, or more: not --depth 1", NULL);
     if (args->bidir && args->test == PERF_SEND && args->depth == 1)
         return usage_error("send --depth 1 is a ping-pong: --bidir does not apply", NULL);
     if (args->conns > 1 && (args->bidir || args->test == PERF_SEND || args->test == PERF_NOTIFY))
@@ -358,7 +361,7 @@ int perf_args_parse(int argc, char **argv, struct perf_args *args)
             return rc;
     }
     if (optind >= argc)
-        return usage_error("name a test: write, read, send, notify or add", NULL);
+        return usage_error("name a test: write, read, rw, send, notify or add", NULL);
     int test = test_find(argv[optind]);
     if (test < 0)
         return usage_error("there is no test named", argv[optind]);

@@ -84,6 +84,7 @@ static int check_theirs(struct perf_worker *w)
         return rc;
     switch (w->run.test) {
     case PERF_WRITE:
+    case PERF_RW: /* what was there to be read is unchanged */
     case PERF_SEND:
         return perf_region_check(&w->in, &w->run.layout, w->seed_theirs, used(w));
     case PERF_NOTIFY:
@@ -97,7 +98,7 @@ static int check_theirs(struct perf_worker *w)
 
 static int check_mine(struct perf_worker *w)
 {
-    if (w->run.test == PERF_READ)
+    if (w->run.test == PERF_READ || w->run.test == PERF_RW)
         return perf_region_check(&w->out, &w->run.layout, w->seed_mine, used(w));
     return w->run.test == PERF_ADD ? check_results(w) : 1;
 }

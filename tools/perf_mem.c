@@ -142,9 +142,9 @@ static uint64_t mix(uint64_t x)
 
 /* len bytes of a piece from offset `at` (a multiple of CHUNK) on: no two words are the same. */
 static void pattern(uint64_t words[CHUNK / 8], uint64_t seed, uint64_t piece, uint64_t at,
-                    size_t len, enum perf_contents contents)
+                    size_t len, bool blank)
 {
-    uint64_t base = mix(seed + mix(piece + 1)), flip = contents == PERF_BLANK ? UINT64_MAX : 0;
+    uint64_t base = mix(seed + mix(piece + 1)), flip = blank ? UINT64_MAX : 0;
     for (uint64_t i = 0; i < (len + 7) / 8; i++)
         words[i] = htole64((base + (at / 8 + i) * GOLDEN) ^ flip);
 }
@@ -160,9 +160,10 @@ int perf_region_fill(const struct perf_region *region, const struct perf_layout 
     uint64_t words[CHUNK / 8];
     uint64_t pieces = (uint64_t)layout->slots * layout->iovs;
     for (uint64_t p = 0; p < pieces; p++) {
+        bool blank = !(contents & (p / layout->iovs % 2 ? PERF_ODD : PERF_EVEN));
         for (uint64_t done = 0; done < layout->bytes; done += CHUNK) {
             size_t len = chunk_len(layout->bytes - done);
-            pattern(words, seed, p, done, len, contents);
+            pattern(words, seed, p, done, len, blank);
             if (region_put(region, p * layout->stride + done, words, len))
                 return -1;
         }
@@ -191,7 +192,7 @@ int perf_region_check(const struct perf_region *region, const struct perf_layout
     for (uint64_t p = 0; p < pieces; p++) {
         for (uint64_t done = 0; done < layout->bytes; done += CHUNK) {
             size_t len = chunk_len(layout->bytes - done);
-            pattern(words, seed, p, done, len, PERF_DATA);
+            pattern(words, seed, p, done, len, false);
             if (region_get(region, p * layout->stride + done, got, len))
                 return -1;
             size_t wrong = first_wrong(got, words, len);
@@ -211,7 +212,7 @@ bool perf_bytes_check(const void *data, uint64_t len, uint64_t seed, uint32_t sl
     uint64_t words[CHUNK / 8];
     for (uint64_t done = 0; done < len; done += CHUNK) {
         size_t part = chunk_len(len - done);
-        pattern(words, seed, slot, done, part, PERF_DATA);
+        pattern(words, seed, slot, done, part, false);
         if (memcmp((const uint8_t *)data + done, words, part) != 0)
             return false;
     }

@@ -65,8 +65,10 @@ void perf_region_close(struct perf_region *region);
 
 /* What slots of a region hold before and after a run. */
 enum perf_contents {
-    PERF_DATA, /* what is to be moved */
-    PERF_BLANK /* differs from PERF_DATA in every byte */
+    PERF_BLANK = 0, /* differs from PERF_DATA in every byte */
+    PERF_EVEN = 1,  /* PERF_DATA in slots with even numbers, PERF_BLANK in the others */
+    PERF_ODD = 2,
+    PERF_DATA = 3 /* what is to be moved */
 };
 int perf_region_fill(const struct perf_region *region, const struct perf_layout *layout,
                      uint64_t seed, enum perf_contents contents);

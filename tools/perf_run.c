@@ -29,7 +29,14 @@
 
 static const enum weft_xfer_op xfer_ops[PERF_TESTS] = {
     WEFT_XFER_WRITE, WEFT_XFER_READ, WEFT_XFER_SEND, WEFT_XFER_NOTIFY, WEFT_XFER_ADD,
+    WEFT_XFER_WRITE, /* and reads by slots with odd numbers */
 };
+
+/* Slots whose operations fetch what the peer has. */
+static enum perf_contents fetched(const struct perf_worker *w)
+{
+    return w->run.test == PERF_READ ? PERF_DATA : w->run.test == PERF_RW ? PERF_ODD : PERF_BLANK;
+}
 
 bool perf_active(const struct perf_worker *w)
 {
@@ -55,19 +62,29 @@ static struct perf_slot *slot_at(const struct perf_worker *w, const struct perf_
     return &ring->slots[ring->order[in_turn(i, w->run.layout.slots)]];
 }
 
+/* Writes and reads. */
+static bool is_one_sided(const struct perf_worker *w)
+{
+    return w->run.test == PERF_WRITE || w->run.test == PERF_READ || w->run.test == PERF_RW;
+}
+
 /* What all operations of a run have in common. */
 static struct weft_xfer xfer_template(const struct perf_worker *w)
 {
-    bool one_sided = w->run.test == PERF_WRITE || w->run.test == PERF_READ;
     uint32_t pieces = w->run.test == PERF_ADD || w->run.test == PERF_NOTIFY ? 0
                                                                             : w->run.layout.iovs;
     return (struct weft_xfer){.struct_size = sizeof(struct weft_xfer),
                               .op = xfer_ops[w->run.test],
                               .nlocal = pieces,
                               .remote = w->remotes,
-                              .nremote = one_sided                 ? pieces
+                              .nremote = is_one_sided(w)           ? pieces
                                          : w->run.test == PERF_ADD ? 1
                                                                    : 0};
+}
+
+static uint32_t slot_index(const struct perf_worker *w, const struct perf_slot *slot)
+{
+    return (uint32_t)(slot - w->mine.slots);
 }
 
 /* now: when the caller last looked at the clock, which costs as much as a small operation. */
@@ -81,9 +98,10 @@ static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now
         xfer->notify = slot->local->addr;
         xfer->notify_len = slot->local->len;
     } else if (w->run.test == PERF_ADD) {
-        uint32_t index = (uint32_t)(slot - w->mine.slots);
-        xfer->value = perf_add_value(w->seed_mine, index);
+        xfer->value = perf_add_value(w->seed_mine, slot_index(w, slot));
         xfer->result = &slot->result;
+    } else if (w->run.test == PERF_RW) {
+        xfer->op = slot_index(w, slot) % 2 ? WEFT_XFER_READ : WEFT_XFER_WRITE;
     }
     slot->posted_at = now;
     return weft_post(w->conns[in_turn(w->mine.posted, w->nconns)], xfer, &slot->op);
@@ -156,8 +174,7 @@ static uint64_t may_have_ended(const struct perf_worker *w)
 /* Slots of writes and reads are alike, so that any may be used again; of additions each has its sum. */
 static bool in_any_order(const struct perf_worker *w)
 {
-    return (w->run.test == PERF_WRITE || w->run.test == PERF_READ) &&
-           w->run.layout.bytes * w->run.layout.iovs >= ANY_ORDER_FROM;
+    return is_one_sided(w) && w->run.layout.bytes * w->run.layout.iovs >= ANY_ORDER_FROM;
 }
 
 /* Operation i has ended: its slot is the next to be used again, and the first one under way, if that is another, takes its place. */
@@ -182,7 +199,7 @@ static int collect_one(struct perf_worker *w, uint64_t i, bool sleeps, uint64_t 
     int rc = op_ended(w, slot_at(w, &w->mine, i)->op, sleeps, name, &status);
     if (rc <= 0)
         return rc;
-    if ((w->run.test == PERF_WRITE || w->run.test == PERF_READ) && status.bytes != want)
+    if (is_one_sided(w) && status.bytes != want)
         return perf_fail("a %s of %" PRIu64 " bytes has moved %" PRIu64, name, want,
                          status.bytes);
     if (!*now || in_any_order(w)) /* short ones end many at a time */
@@ -442,8 +459,7 @@ static int prepare_mine(struct perf_worker *w)
         return -1;
     if (!w->run.verify || w->run.test == PERF_ADD)
         return 0;
-    return perf_region_fill(&w->out, &w->run.layout, w->seed_mine,
-                            w->run.test == PERF_READ ? PERF_BLANK : PERF_DATA);
+    return perf_region_fill(&w->out, &w->run.layout, w->seed_mine, PERF_DATA & ~fetched(w));
 }
 
 static int prepare_words(struct perf_worker *w)
@@ -462,8 +478,7 @@ static int prepare_theirs(struct perf_worker *w)
     }
     if (w->run.test == PERF_ADD)
         return prepare_words(w);
-    if (w->run.verify && perf_region_fill(&w->in, &w->run.layout, w->seed_theirs,
-                                          w->run.test == PERF_READ ? PERF_DATA : PERF_BLANK))
+    if (w->run.verify && perf_region_fill(&w->in, &w->run.layout, w->seed_theirs, fetched(w)))
         return -1;
     if (w->run.test != PERF_SEND)
         return 0;
@@ -480,8 +495,7 @@ static bool nic_serves(const struct perf_worker *w)
 {
     struct weft_conn_info info;
     struct weft_nic_attr attr;
-    bool one_sided = w->run.test == PERF_WRITE || w->run.test == PERF_READ;
-    return one_sided && !perf_active(w) && weft_conn_info(w->conns[0], &info) == 0 &&
+    return is_one_sided(w) && !perf_active(w) && weft_conn_info(w->conns[0], &info) == 0 &&
            weft_device_attr(info.transport, NULL, &attr) == 0 && !attr.target_progress;
 }
 

@@ -36,8 +36,8 @@ class Driver:
     def __init__(self, notes, perf):
         self.notes, self.program = notes, beside(perf, "bare_cuda", "bench")
 
-    def run(self, size, depth, source, target):
-        command = [self.program, "-s", str(size), "-d", str(depth), "-f", source, "-t", target]
+    def run(self, size, depth, source, target, *options):
+        command = [self.program, "-s", str(size), "-d", str(depth), "-f", source, "-t", target, *options]
         self.notes.add(command)
         result = json.loads(proc.output(command))
         if result["verified"] is not True:
@@ -128,6 +128,12 @@ def tiny_row(op):
     return f"local {op} {TINY} B, one at a time"
 
 
+def both_ways(t, size, depth, memory, places):
+    """Half of the operations each way, from one process."""
+    return {WEFT: lambda: t.local.bandwidth("rw", size, *memory, "--depth", str(depth)),
+            DRIVER: lambda: t.driver.bandwidth(size, depth, *places, "-b")}
+
+
 def local_rows(t):
     for size, depth in BULK.items():
         for op in ("write", "read"):
@@ -137,6 +143,7 @@ def local_rows(t):
                 programs[NCCL] = lambda s=size, d=depth: t.nccl.bandwidth(s, d)
                 programs[NCCL_GROUP] = lambda s=size, d=depth: t.nccl.bandwidth(s, d, "--group")
             yield Row(local_row(op, size), "GB/s", programs, digits=1)
+        yield Row(local_row("write and read", size), "GB/s", both_ways(t, size, depth, GPUS, ends("write")), digits=1)
     for depth in PIECES_DEPTHS:
         for op in ("write", "read"):
             yield Row(pieces_row(op, depth), "GB/s", {
@@ -181,6 +188,8 @@ def host_rows(t):
             yield Row(host_row(op, size), "GB/s", {
                 WEFT: lambda o=op, s=size, d=depth: t.local.bandwidth(o, s, *HOST_GPU, "--depth", str(d)),
                 DRIVER: lambda s=size, d=depth, p=places: t.driver.bandwidth(s, d, *p)}, digits=1)
+        yield Row(f"host and GPU both ways, {proc.format_size(size)}, {depth} under way", "GB/s",
+                  both_ways(t, size, depth, HOST_GPU, ("host", "gpu1")), digits=1)
 
 
 def tcp_row(op, side, threads):

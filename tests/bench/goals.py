@@ -50,16 +50,17 @@ class Goals(unittest.TestCase):
                         self.assertAlmostEqual(sample.value, 4 * gpus.MIB / 10e-6 / 1e9)
 
     def check_call(self, row, who, tool, args, options):
-        op = "read" if " read" in row or row.startswith("GPU to") else "write"
+        both_ways = "write and read" in row or "both ways" in row
+        op = "rw" if both_ways else "read" if " read" in row or row.startswith("GPU to") else "write"
         if who.startswith("NCCL"):
             self.assertEqual(tool, "nccl")
             sockets = row.startswith("NCCL over")
             self.assertEqual(options.get("env", {}).get("NCCL_NET"), "Socket" if sockets else None, row)
             self.assertEqual("--group" in args, "groups" in who)
         elif who == gpus.DRIVER:
-            places = {"host to": ("host", "gpu1"), "GPU to ": ("gpu1", "host")}
-            both = ("gpu0", "gpu1") if op == "write" else ("gpu1", "gpu0")
-            self.assertEqual((tool, args[-2:]), ("driver", places.get(row[:7], both)), row)
+            places = {"host to": ("host", "gpu1"), "GPU to ": ("gpu1", "host"), "host an": ("host", "gpu1")}
+            gpus_only = ("gpu1", "gpu0") if op == "read" else ("gpu0", "gpu1")
+            self.assertEqual((tool, args[2:]), ("driver", places.get(row[:7], gpus_only) + ("-b",) * both_ways), row)
         else:
             self.assertEqual((tool, args[0]), ("tcp" if row.startswith("tcp") else "local", op), row)
             self.assertEqual("gpu" in " ".join(args[2:]), who != gpus.HOST_MEMORY, row)
