@@ -99,14 +99,26 @@ struct vendor {
 enum { VENDOR_COPY, VENDOR_KERNELS };
 
 /*
- * Where copies go that are not waited for, each with streams of its own: a stream does one after the other, and what goes to the
- * host and what comes from it do not get in each other's way, nor in that of copies among devices. What is short would wait for all
- * that is on its stream. Two streams each: the next copy has begun when one ends. With four, four share the link, end at
- * once, and it rests until there are others (bench/results/2026-11-27-gpu-5.md).
+ * How copies go that are not waited for: each route has streams of its own. A stream does one after the other, and what goes to the
+ * host and what comes from it do not get in each other's way, nor in that of what goes among devices. What is short would wait for
+ * all that is on its stream. Of copies two streams: the next has begun when one ends; four share the link, end at once, and it rests
+ * until there are others. Of kernels, which take longer to begin behind another, four (bench/results/2026-11-27-gpu-5.md).
  */
-enum vendor_route { VENDOR_AMONG, VENDOR_FROM_HOST, VENDOR_TO_HOST, VENDOR_SHORT, VENDOR_ROUTES };
-#define VENDOR_WAYS_EACH 2
-#define VENDOR_WAYS (VENDOR_ROUTES * VENDOR_WAYS_EACH)
+enum vendor_route {
+    VENDOR_AMONG,
+    VENDOR_FROM_HOST,
+    VENDOR_TO_HOST,
+    VENDOR_BY_KERNEL,
+    VENDOR_SHORT,
+    VENDOR_ROUTES
+};
+#define VENDOR_WAYS 12
+/* Those of a route, up to the first of the next one. */
+static inline int vendor_first_way(enum vendor_route route)
+{
+    static const int first[VENDOR_ROUTES + 1] = {0, 2, 4, 6, 10, VENDOR_WAYS};
+    return first[route];
+}
 #define VENDOR_BRIEF ((uint64_t)64 << 10) /* bytes of all copies of a job that is short */
 /* Of so many times that a copy is asked for which is not the first, one goes to the library. */
 #define VENDOR_ASK 16

@@ -88,13 +88,13 @@ static void join(struct vendor_way *way, struct weft_gpu_job *job)
 }
 
 /* On its way, with the lock held: nothing comes between the copies and what tells of their end. */
-static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n, uint32_t flags,
+static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n, bool kernel,
                  struct weft_gpu_job *job)
 {
     const struct vendor *vendor = gpu->vendor;
     struct vendor_way *way = &gpu->ways[job->way];
     int result = 0;
-    if (vendor_kernel_fits(gpu, list, n, flags))
+    if (kernel)
         result = vendor_kernel_copy(gpu, list, n, job->way);
     else
         for (int i = 0; i < n && result == 0; i++)
@@ -114,12 +114,14 @@ static int start(struct vendor_gpu *gpu, const struct weft_gpu_copy *list, int n
     return 0;
 }
 
-static enum vendor_route route_of(const struct weft_gpu_copy *list, int n, uint32_t flags)
+static enum vendor_route route_of(const struct weft_gpu_copy *list, int n, uint32_t flags,
+                                  bool kernel)
 {
     uint64_t bytes = 0;
     for (int i = 0; i < n && bytes < VENDOR_BRIEF; i++)
         bytes += list[i].len;
     return bytes < VENDOR_BRIEF         ? VENDOR_SHORT
+           : kernel                     ? VENDOR_BY_KERNEL
            : flags & WEFT_GPU_FROM_HOST ? VENDOR_FROM_HOST
            : flags & WEFT_GPU_TO_HOST   ? VENDOR_TO_HOST
                                         : VENDOR_AMONG;
@@ -128,7 +130,8 @@ static enum vendor_route route_of(const struct weft_gpu_copy *list, int n, uint3
 /* One of the route's, in turn. The gpu's lock held. */
 static int pick_way(struct vendor_gpu *gpu, enum vendor_route route)
 {
-    return (int)route * VENDOR_WAYS_EACH + (int)(gpu->turns[route]++ % VENDOR_WAYS_EACH);
+    int first = vendor_first_way(route), n = vendor_first_way(route + 1) - first;
+    return first + (int)(gpu->turns[route]++ % (unsigned)n);
 }
 
 int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, int n,
@@ -136,14 +139,15 @@ int vendor_copy_start(struct weft_gpu *base, const struct weft_gpu_copy *list, i
 {
     struct vendor_gpu *gpu = vendor_of(base);
     struct weft_gpu_job *job;
+    bool kernel = vendor_kernel_fits(gpu, list, n, flags);
     int rc = vendor_enter(gpu);
     if (rc)
         return rc;
     rc = get(gpu, !gpu->words, &job);
     if (rc == 0) {
         pthread_mutex_lock(&gpu->lock);
-        job->way = pick_way(gpu, route_of(list, n, flags));
-        rc = start(gpu, list, n, flags, job);
+        job->way = pick_way(gpu, route_of(list, n, flags, kernel));
+        rc = start(gpu, list, n, kernel, job);
         pthread_mutex_unlock(&gpu->lock);
         if (rc)
             put(gpu, job);

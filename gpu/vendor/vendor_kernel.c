@@ -71,7 +71,7 @@ void vendor_graphs_make(struct vendor_gpu *gpu)
     int result = 0;
     if (!gpu->words || !gpu->kernels[VENDOR_COPY] || !vendor->graph_make)
         return;
-    for (int i = 0; i < VENDOR_WAYS && result == 0; i++)
+    for (int i = vendor_first_way(VENDOR_BY_KERNEL); i < VENDOR_WAYS && result == 0; i++)
         result = vendor->graph_make(&gpu->ways[i].graph, gpu->kernels[VENDOR_COPY],
                                     VENDOR_KERNEL_THREADS, &none, gpu->ways[i].stream);
     if (result)

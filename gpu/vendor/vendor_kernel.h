@@ -15,7 +15,8 @@
 
 /* What of the image the device can run; there may be none. Else the library's result, and the device has none. */
 int vendor_kernels_load(struct vendor_gpu *gpu);
-/* A graph for each way, if the library has such and words tell of the end; a way without one has plain launches. */
+/* A graph for each way that kernels are launched on, if the library has such and words tell of the end; a way without one has plain
+ * launches. */
 void vendor_graphs_make(struct vendor_gpu *gpu);
 void vendor_graphs_unmake(struct vendor_gpu *gpu);
 void vendor_kernels_unload(struct vendor_gpu *gpu);

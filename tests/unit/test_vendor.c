@@ -230,20 +230,26 @@ static void what_is_many_and_short_is_one_launch(void **state)
     assert_int_equal(fake_cuda_modules(), 0);
 }
 
+static int ways_of(enum vendor_route route)
+{
+    return vendor_first_way(route + 1) - vendor_first_way(route);
+}
+
 /* The first launch on a way that has nothing else to do is a graph's, where the driver has such; what it does not do a plain one
  * does. */
 static void a_launch_alone_is_a_graph(void **state)
 {
     (void)state;
     const int each = 2; /* the graph, and what is launched of it */
+    const int brief = ways_of(VENDOR_SHORT), all = brief + ways_of(VENDOR_BY_KERNEL);
     const bool cuda = strcmp(test_gpu(), "cuda") == 0;
     struct weft_gpu *gpu = open_with("");
-    int ways = cuda ? VENDOR_WAYS : 0, before = fake_cuda_graph_launches();
+    int ways = cuda ? all : 0, before = fake_cuda_graph_launches();
     assert_int_equal(fake_cuda_graphs(), ways * each);
-    for (int i = 0; i < 3 * VENDOR_WAYS; i++) /* long ones and short ones, each time other addresses */
+    for (int i = 0; i < 3 * all; i++) /* long ones and short ones, each time other addresses */
         assert_int_equal(launches_of(gpu, 100 + i % 29, i % 2 ? 5000 : 100, WEFT_GPU_REACHED), 1);
     assert_int_equal(launches_of(gpu, 300, 1000, WEFT_GPU_REACHED), 3);
-    assert_int_equal(fake_cuda_graph_launches() - before, cuda ? 3 * VENDOR_WAYS + 1 : 0);
+    assert_int_equal(fake_cuda_graph_launches() - before, cuda ? 3 * all + 1 : 0);
     OPS->close(gpu);
     assert_int_equal(fake_cuda_graphs(), 0);
 
@@ -258,11 +264,10 @@ static void a_launch_alone_is_a_graph(void **state)
     }
 
     gpu = open_with("graphs=1");
-    for (int i = 1; i <= 2 * VENDOR_WAYS_EACH; i++) { /* each is given up when it fails */
+    for (int i = 1; i <= 2 * all; i++) { /* each is given up when it fails */
         assert_int_equal(launches_of(gpu, 100, 5000, WEFT_GPU_REACHED), 1);
         if (cuda)
-            assert_int_equal(fake_cuda_graphs(),
-                             each * (VENDOR_WAYS - (i < VENDOR_WAYS_EACH ? i : VENDOR_WAYS_EACH)));
+            assert_int_equal(fake_cuda_graphs(), each * (all - i < brief ? brief : all - i));
     }
     OPS->close(gpu);
     assert_int_equal(fake_cuda_graphs(), 0);
@@ -274,7 +279,8 @@ static void a_launch_behind_another_is_none(void **state)
     if (strcmp(test_gpu(), "cuda") != 0)
         return;
     struct weft_gpu *gpu = open_with("");
-    struct weft_gpu_job *jobs[3 * VENDOR_WAYS_EACH];
+    enum { N = 12 };
+    struct weft_gpu_job *jobs[N];
     uint8_t *addr;
     const uint64_t len = VENDOR_BRIEF;
     struct weft_gpu_copy list[8]; /* enough for a kernel */
@@ -287,7 +293,7 @@ static void a_launch_behind_another_is_none(void **state)
     for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
         WEFT_OK(OPS->copy_start(gpu, list, ARRAY_LEN(list), WEFT_GPU_REACHED, &jobs[i]));
     assert_int_equal(fake_cuda_launches() - all, ARRAY_LEN(jobs));
-    assert_int_equal(fake_cuda_graph_launches() - before, VENDOR_WAYS_EACH);
+    assert_int_equal(fake_cuda_graph_launches() - before, ways_of(VENDOR_BY_KERNEL));
     setenv("FAKE_CUDA", "", 1);
     assert_int_equal(cuInit(0), 0);
     for (size_t i = 0; i < ARRAY_LEN(jobs); i++)
@@ -347,39 +353,51 @@ static void words_that_come_late(void **state)
     }
 }
 
-/* What is short, wherever it goes, what is not for each way, and all streams of a way in turn. */
-static void each_way_has_streams_of_its_own(void **state)
+/* What is short, what a kernel copies, and what goes from and to where; all streams of a route in turn. */
+static void each_route_has_streams_of_its_own(void **state)
 {
     (void)state;
+    enum { MANY = 40, TURNS = 8 };
     static const struct {
         uint32_t flags;
-        int route, brief; /* the second copy is a byte less than makes it long */
-    } cases[] = {{0, VENDOR_AMONG, 0},
-                 {WEFT_GPU_FROM_HOST, VENDOR_FROM_HOST, 0},
-                 {WEFT_GPU_TO_HOST, VENDOR_TO_HOST, 0},
-                 {WEFT_GPU_FROM_HOST, VENDOR_SHORT, 1},
-                 {WEFT_GPU_TO_HOST, VENDOR_SHORT, 1},
-                 {0, VENDOR_SHORT, 1}};
+        int n; /* copies that are 64 KiB together, less what is missing */
+        unsigned missing;
+        enum vendor_route route;
+    } cases[] = {{0, 2, 0, VENDOR_AMONG},
+                 {WEFT_GPU_FROM_HOST, 2, 0, VENDOR_FROM_HOST},
+                 {WEFT_GPU_TO_HOST, 2, 0, VENDOR_TO_HOST},
+                 {WEFT_GPU_REACHED, 2, 0, VENDOR_AMONG}, /* too few for a kernel */
+                 {0, MANY, 0, VENDOR_AMONG},
+                 {WEFT_GPU_REACHED, MANY, 0, VENDOR_BY_KERNEL},
+                 {WEFT_GPU_REACHED | WEFT_GPU_TO_HOST, MANY, 0, VENDOR_BY_KERNEL},
+                 {WEFT_GPU_REACHED, MANY, 1, VENDOR_SHORT},
+                 {WEFT_GPU_FROM_HOST, 2, 1, VENDOR_SHORT},
+                 {WEFT_GPU_TO_HOST, 2, 1, VENDOR_SHORT},
+                 {0, 2, 1, VENDOR_SHORT}};
     struct weft_gpu *gpu = open_with("");
-    char *addr, *bytes = calloc(2, VENDOR_BRIEF);
-    unsigned used[VENDOR_WAYS] = {0};
+    char *addr;
+    unsigned used[VENDOR_WAYS] = {0}, jobs[VENDOR_ROUTES] = {0};
     WEFT_OK(OPS->alloc(gpu, 2 * VENDOR_BRIEF, (void **)&addr));
-    for (size_t i = 0; i < 4 * ARRAY_LEN(cases); i++) {
-        size_t which = i % ARRAY_LEN(cases);
+    for (size_t i = 0; i < TURNS * ARRAY_LEN(cases); i++) {
+        size_t which = i % ARRAY_LEN(cases), n = (size_t)cases[which].n;
+        struct weft_gpu_copy list[MANY];
+        uint64_t each = VENDOR_BRIEF / n, rest = VENDOR_BRIEF - each * n;
+        for (size_t k = 0; k < n; k++)
+            list[k] = (struct weft_gpu_copy){addr + k * each, addr + VENDOR_BRIEF + k * each, each};
+        list[n - 1].len += rest - cases[which].missing;
         struct weft_gpu_job *job;
-        const struct weft_gpu_copy list[] = {
-            {addr, bytes, VENDOR_BRIEF - 8},
-            {addr + VENDOR_BRIEF, bytes + VENDOR_BRIEF, cases[which].brief ? 7 : 8}};
-        WEFT_OK(OPS->copy_start(gpu, list, 2, cases[which].flags, &job));
-        assert_int_equal(job->way / VENDOR_WAYS_EACH, cases[which].route);
+        WEFT_OK(OPS->copy_start(gpu, list, (int)n, cases[which].flags, &job));
+        assert_in_range(job->way, vendor_first_way(cases[which].route),
+                        vendor_first_way(cases[which].route + 1) - 1);
         used[job->way]++;
+        jobs[cases[which].route]++;
         assert_int_equal(end_of(gpu, job), 1);
     }
-    for (int i = 0; i < VENDOR_WAYS; i++)
-        assert_int_equal(used[i], (i / VENDOR_WAYS_EACH == VENDOR_SHORT ? 12 : 4) / VENDOR_WAYS_EACH);
+    for (enum vendor_route route = 0; route < VENDOR_ROUTES; route++)
+        for (int way = vendor_first_way(route); way < vendor_first_way(route + 1); way++)
+            assert_int_equal(used[way], jobs[route] / (unsigned)ways_of(route));
     OPS->free(gpu, addr);
     OPS->close(gpu);
-    free(bytes);
 }
 
 /* Nothing of it is under way: the memory is the caller's again. */
@@ -526,7 +544,7 @@ int main(void)
         cmocka_unit_test(a_launch_behind_another_is_none),
         cmocka_unit_test(who_hears_of_the_end),
         cmocka_unit_test(words_that_come_late),
-        cmocka_unit_test(each_way_has_streams_of_its_own),
+        cmocka_unit_test(each_route_has_streams_of_its_own),
         cmocka_unit_test(a_start_that_fails_midway),
         cmocka_unit_test(whose_context_it_is),
         cmocka_unit_test(dmabufs),
