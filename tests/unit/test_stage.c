@@ -34,35 +34,90 @@ static void to_and_from_a_side_without_gpus(void **state)
     gpu_pair_close(&t);
 }
 
+/* Copies of 64 KiB and more: of how many core said what is not so, how many there were, and of those with more than one piece. */
+static _Atomic(int) told_wrong, told, told_of_many;
+static weft_gpu_copy_start_fn *copy_start;
+
+static bool is_hosts(const struct weft_gpu *gpu, const void *addr)
+{
+    struct weft_gpu_range range;
+    return gpu->backend->ops->query(addr, &range) != 1 || range.kind != WEFT_MEM_PEER;
+}
+
+static int watched_start(struct weft_gpu *gpu, const struct weft_gpu_copy *list, int n, uint32_t flags, struct weft_gpu_job **job)
+{
+    uint64_t bytes = 0;
+    int from = 0, to = 0;
+    for (int i = 0; i < n; i++) {
+        bytes += list[i].len;
+        from += is_hosts(gpu, list[i].src);
+        to += is_hosts(gpu, list[i].dst);
+    }
+    uint32_t right = (from == n ? WEFT_GPU_FROM_HOST : 0u) | (to == n ? WEFT_GPU_TO_HOST : 0u);
+    if (bytes >= (64 << 10)) {
+        told++;
+        told_of_many += n > 1;
+        told_wrong += (flags & (WEFT_GPU_FROM_HOST | WEFT_GPU_TO_HOST)) != right;
+    }
+    return copy_start(gpu, list, n, flags, job);
+}
+
+/* What this endpoint begins from now on. */
+static void watch_copies(weft_endpoint_t handle)
+{
+    static struct weft_gpu_backend backend;
+    static struct weft_gpu_ops ops;
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    const struct weft_gpu_backend *own = atomic_load(&ep->gpu);
+    if (own->ops != &ops) { /* of two the first */
+        copy_start = own->ops->copy_start;
+        ops = *own->ops;
+        ops.copy_start = watched_start;
+        backend = *own;
+        backend.ops = &ops;
+    }
+    atomic_store(&ep->gpu, &backend);
+    weft__handle_put(handle);
+}
+
 /* So that a device copies both ways at once: to the host, and from it, and from a device to another; by one endpoint. */
 static void each_way_on_streams_of_its_own(void **state)
 {
     (void)state;
-    enum { KINDS = 3, EACH = 300000, TURNS = 4 };
+    enum { KINDS = 3, PIECES = 2, EACH = 150000, ALL = PIECES * EACH, TURNS = 4 };
     struct gpu_pair t;
     gpu_pair_open(&t, "devices=2", 0, 0);
+    watch_copies(t.a);
+    watch_copies(t.b);
+    told = told_wrong = told_of_many = 0;
     struct test_mem near[KINDS], far[KINDS];
-    struct weft_local local[KINDS];
-    struct weft_remote remote[KINDS];
+    struct weft_local local[KINDS][PIECES];
+    struct weft_remote remote[KINDS][PIECES];
     for (int i = 0; i < KINDS; i++) {
-        test_mem_open_on(&near[i], EACH, 0, i - 1);
-        test_mem_open_on(&far[i], EACH, 0, i - 1);
-        local[i] = (struct weft_local){near[i].at, EACH, gpu_pair_reg(t.a, near[i].at, EACH)};
-        WEFT_OK(weft_mem_advertise(gpu_pair_reg(t.b, far[i].at, EACH), far[i].at, EACH, &remote[i]));
+        test_mem_open_on(&near[i], ALL, 0, i - 1);
+        test_mem_open_on(&far[i], ALL, 0, i - 1);
+        weft_mem_t mem = gpu_pair_reg(t.a, near[i].at, ALL), there = gpu_pair_reg(t.b, far[i].at, ALL);
+        for (int k = 0; k < PIECES; k++) {
+            local[i][k] = (struct weft_local){near[i].at + k * EACH, EACH, mem};
+            WEFT_OK(weft_mem_advertise(there, far[i].at + k * EACH, EACH, &remote[i][k]));
+        }
     }
     int before = fake_cuda_mixed(); /* what the test itself copies is before, and behind */
     for (size_t i = 0; i < TURNS * KINDS * KINDS; i++) {
+        const size_t pieces = 1 + i % PIECES;
         struct weft_xfer x = {.struct_size = sizeof x,
-                              .local = &local[i % KINDS],
-                              .nlocal = 1,
-                              .remote = &remote[i / KINDS % KINDS],
-                              .nremote = 1};
+                              .local = local[i % KINDS],
+                              .nlocal = pieces,
+                              .remote = remote[i / KINDS % KINDS],
+                              .nremote = pieces};
         for (int n = 0; n < 3; n++) { /* streams take turns: an odd number, so that each comes to another one */
             x.op = n ? WEFT_XFER_WRITE : WEFT_XFER_READ;
-            assert_int_equal(weft_transfer(t.conn, &x, T, NULL), EACH);
+            assert_int_equal(weft_transfer(t.conn, &x, T, NULL), pieces * EACH);
         }
     }
     assert_int_equal(fake_cuda_mixed(), before);
+    assert_true(told_of_many > TURNS * KINDS && told > told_of_many);
+    assert_int_equal(told_wrong, 0);
     gpu_pair_close(&t);
     for (int i = 0; i < KINDS; i++) {
         test_mem_close(&near[i]);

@@ -370,10 +370,12 @@ static void each_route_has_streams_of_its_own(void **state)
                  {0, MANY, 0, VENDOR_AMONG},
                  {WEFT_GPU_REACHED, MANY, 0, VENDOR_BY_KERNEL},
                  {WEFT_GPU_REACHED | WEFT_GPU_TO_HOST, MANY, 0, VENDOR_BY_KERNEL},
+                 {WEFT_GPU_REACHED | WEFT_GPU_FROM_HOST, MANY, 0, VENDOR_BY_KERNEL},
                  {WEFT_GPU_REACHED, MANY, 1, VENDOR_SHORT},
                  {WEFT_GPU_FROM_HOST, 2, 1, VENDOR_SHORT},
                  {WEFT_GPU_TO_HOST, 2, 1, VENDOR_SHORT},
                  {0, 2, 1, VENDOR_SHORT}};
+    _Static_assert(ARRAY_LEN(cases) % 2 == 0, "or streams of all routes in one turn would seem to be in turns of each");
     struct weft_gpu *gpu = open_with("");
     char *addr;
     unsigned used[VENDOR_WAYS] = {0}, jobs[VENDOR_ROUTES] = {0};
