@@ -21,14 +21,14 @@ static const char *const test_names[PERF_TESTS] = {"write", "read", "send", "not
 
 static const char usage_text[] =
     "Usage: weft_perf write|read|rw|send|notify|add --local [OPTION]...\n"
-    "       weft_perf TEST --listen [[HOST:]PORT] [OPTION]...    on one side, then\n"
-    "       weft_perf TEST --connect HOST[:PORT] [OPTION]...     on the other\n"
+    "       weft_perf TEST --listen [HOST|PORT|HOST:PORT] [OPTION]...    on one side, then\n"
+    "       weft_perf TEST --connect HOST[:PORT] [OPTION]...             on the other\n"
     "\n"
-    "Measures what Weft moves, and checks that it arrived. rw writes and reads at once: half of the\n"
-    "operations in flight each.\n"
+    "Measures what Weft moves, and checks that it arrived. rw writes and reads at once, half of the\n"
+    "operations in flight each (--depth is even); GB/s are of both together.\n"
     "\n"
     "      --local               run both sides here, in two processes\n"
-    "      --listen [[HOST:]PORT] be the target (all interfaces, IPv4, unless HOST is given)\n"
+    "      --listen [HOST|PORT|HOST:PORT] be the target (all interfaces, IPv4, unless HOST is given)\n"
     "      --connect HOST[:PORT] be the initiator: its options decide what is measured\n"
     "  -t, --transport LIST      use only these transports, best first\n"
     "  -s, --sizes LIST          bytes: 8,4K,1M..64M (A..B doubles)\n"
@@ -43,7 +43,8 @@ static const char usage_text[] =
     "  -b, --bidir               both sides initiate\n"
     "  -m, --mem host|gpu        memory of this side (default host); with --local\n"
     "                            two are the initiator's and the target's: gpu,host\n"
-    "  -g, --gpu N               the GPU whose memory it is; two with --local: 0,1\n"
+    "  -g, --gpu N               the GPU whose memory it is; two with --local: 0,1.\n"
+    "                            Without --mem: --mem gpu\n"
     "      --gpu-backend NAME    whose GPUs (default: WEFT_GPU, or the first with a GPU);\n"
     "                            a side with host memory copies by the peer's GPU with it\n"
     "      --small-pages         host memory of this side (--local: of both) without huge pages\n"
@@ -248,7 +249,8 @@ static int set_counts(int option, struct perf_args *args)
         args->timeout_s = (int)value;
         return rc;
     default:
-        return END(EXIT_USAGE); /* getopt has said what is wrong */
+        message("try 'weft_perf --help'"); /* getopt has said what is wrong */
+        return END(EXIT_USAGE);
     }
 }
 
@@ -321,8 +323,8 @@ static int check(struct perf_args *args)
         return usage_error("--mem and --gpu have two values with --local only", NULL);
     if ((args->mem.gpu || args->target_mem.gpu) && args->test == PERF_NOTIFY)
         return usage_error("--mem gpu does not apply to", test);
-    if (args->test == PERF_RW && args->depth == 1)
-        return usage_error("rw has two operations in flight, or more: not --depth 1", NULL);
+    if (args->test == PERF_RW && (args->depth % 2 || args->iters == 1))
+        return usage_error("rw has as many writes as reads in flight: --depth is even, and --iters is not 1", NULL);
     if (args->bidir && args->test == PERF_SEND && args->depth == 1)
         return usage_error("send --depth 1 is a ping-pong: --bidir does not apply", NULL);
     if (args->conns > 1 && (args->bidir || args->test == PERF_SEND || args->test == PERF_NOTIFY))

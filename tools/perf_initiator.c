@@ -115,7 +115,9 @@ static int make_layout(const struct perf_args *args, uint64_t bytes, struct perf
     if (perf_layout_make(bytes, args->iovs, depth, layout))
         return perf_fail("%" PRIu32 " pieces of %" PRIu64 " bytes are too much", args->iovs,
                          bytes);
-    if (args->test == PERF_RW && layout->slots < 2)
+    if (args->test == PERF_RW) /* as many of each kind */
+        layout->slots -= layout->slots % 2;
+    if (layout->slots == 0)
         return perf_fail("rw needs room for two operations: %" PRIu32 " pieces of %" PRIu64
                          " bytes are too much",
                          args->iovs, bytes);

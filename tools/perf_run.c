@@ -27,6 +27,9 @@
 #define ANY_ORDER_FROM ((uint64_t)64 << 10)
 #define ASK_OTHERS 4
 
+/* The target gives up later than the initiator, which knows more, and tells it why. */
+#define LATER_NS 3000000000u
+
 static const enum weft_xfer_op xfer_ops[PERF_TESTS] = {
     WEFT_XFER_WRITE, WEFT_XFER_READ, WEFT_XFER_SEND, WEFT_XFER_NOTIFY, WEFT_XFER_ADD,
     WEFT_XFER_WRITE, /* and reads by slots with odd numbers */
@@ -87,6 +90,12 @@ static uint32_t slot_index(const struct perf_worker *w, const struct perf_slot *
     return (uint32_t)(slot - w->mine.slots);
 }
 
+/* The conns take turns; with rw two operations each, one of each kind, as slots do. */
+static weft_conn_t conn_of(const struct perf_worker *w, uint64_t i)
+{
+    return w->conns[in_turn(w->run.test == PERF_RW ? i / 2 : i, w->nconns)];
+}
+
 /* now: when the caller last looked at the clock, which costs as much as a small operation. */
 static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now, bool more)
 {
@@ -104,7 +113,7 @@ static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now
         xfer->op = slot_index(w, slot) % 2 ? WEFT_XFER_READ : WEFT_XFER_WRITE;
     }
     slot->posted_at = now;
-    return weft_post(w->conns[in_turn(w->mine.posted, w->nconns)], xfer, &slot->op);
+    return weft_post(conn_of(w, w->mine.posted), xfer, &slot->op);
 }
 
 /* How many operations may have been posted by now. */
@@ -393,6 +402,8 @@ static void offer_core(const struct perf_worker *w, struct idle *idle)
 int perf_run_drive(struct perf_worker *w)
 {
     uint64_t deadline = now_ns() + (uint64_t)w->run.timeout_s * 1000000000;
+    if (!w->initiator)
+        deadline += LATER_NS;
     struct idle idle = {0};
     for (uint32_t n = 1;; n++) {
         if (perf_active(w) && (turn_behind(w) || post_more(w)))

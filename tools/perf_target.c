@@ -38,6 +38,8 @@ static int accept_one(struct perf_worker *w, int timeout_ms, weft_conn_t *conn)
         if (now_ns() > deadline)
             break;
     }
+    if (rc == WEFT_ETIMEOUT)
+        return perf_fail("nobody connects within %d ms", timeout_ms);
     return rc < 0 ? perf_fail("nobody connects: %s", weft_last_error()) : 0;
 }
 

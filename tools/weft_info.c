@@ -270,7 +270,8 @@ int main(int argc, char **argv)
             fputs(usage_text, stdout);
             return EXIT_OK;
         default:
-            return EXIT_USAGE; /* getopt has said what is wrong */
+            message("try 'weft_info --help'"); /* getopt has said what is wrong */
+            return EXIT_USAGE;
         }
     }
     if (optind < argc) {
