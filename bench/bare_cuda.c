@@ -3,7 +3,7 @@
  * What NVIDIA's driver alone can do: a ring of slots copied to another one (cuMemcpyAsync), between two GPUs or a GPU and pinned
  * memory of the host, in one process and one thread, as many under way as weft_perf has, over up to STREAMS streams of the
  * first GPU; a floor for the transport local. Each slot is copied again as soon as its copy is seen to have ended. With -b every second
- * slot goes the other way. Compares every byte afterwards and prints a line of JSON.
+ * slot, of an even number, goes the other way. Compares every byte afterwards and prints a line of JSON.
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -38,7 +38,7 @@ struct ring {
     struct place from, to;
     struct slot *slots; /* depth */
     double *times;      /* TIMES: what copies took */
-    uint64_t ntimes;
+    uint64_t ntimes, back; /* copies that were begun the other way */
 };
 
 static struct cuda_api api;
@@ -127,9 +127,12 @@ static void begin(struct ring *r, uint64_t i)
     struct slot *s = &r->slots[slot];
     cuda_addr to = r->to.addr + at, from = r->from.addr + at;
     s->begun = bare_now_s();
-    check(goes_back(r, slot) ? api.copy(from, to, r->size, s->stream)
-                             : api.copy(to, from, r->size, s->stream),
-          "cannot copy");
+    if (goes_back(r, slot)) {
+        r->back++;
+        check(api.copy(from, to, r->size, s->stream), "cannot copy");
+    } else {
+        check(api.copy(to, from, r->size, s->stream), "cannot copy");
+    }
     if (r->depth > STREAMS)
         check(api.event_record(s->event, s->stream), "cannot record an event");
 }
@@ -226,7 +229,7 @@ static int parse(int argc, char **argv, struct ring *r)
             right = 0;
     }
     return right && optind == argc && r->size && r->size <= BARE_WINDOW && r->depth &&
-           r->depth <= BARE_WINDOW / r->size &&
+           r->depth <= BARE_WINDOW / r->size && !(r->both && r->depth % 2) &&
            !(r->from.device == HOST && r->to.device == HOST);
 }
 
@@ -267,15 +270,15 @@ int main(int argc, char **argv)
     uint64_t iters = r.depth + (r.iters ? r.iters : (uint64_t)(BARE_GOAL_S / once));
     blank(&r, streams[0]);
     double cpu = bare_cpu_s();
-    r.ntimes = 0;
+    r.ntimes = r.back = 0;
     double seconds = run(&r, iters), moved = (double)iters * (double)r.size;
     cpu = bare_cpu_s() - cpu;
     fetch(&r.from, bytes, streams[0]);
     fetch(&r.to, bytes, streams[0]);
     uint64_t wrong = bare_wrong(r.to.host, bytes) + bare_wrong(r.from.host, bytes);
     printf("{\"GBps\": %.4f, \"p50_us\": %.3f, \"cpu_s_per_GB\": %.4f, \"iters\": %" PRIu64
-           ", \"verified\": %s}\n",
-           moved / seconds / 1e9, median(&r) * 1e6, cpu / (moved / 1e9), iters,
+           ", \"back\": %" PRIu64 ", \"verified\": %s}\n",
+           moved / seconds / 1e9, median(&r) * 1e6, cpu / (moved / 1e9), iters, r.back,
            wrong ? "false" : "true");
     return wrong != 0;
 }

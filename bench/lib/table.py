@@ -262,10 +262,19 @@ def revision():
     return done.stdout.strip() or "unknown"
 
 
+def unused(stem):
+    """Of stem.md, stem-2.md, stem-3.md and so on the first that is not there: what was measured before stays."""
+    path, n = f"{stem}.md", 1
+    while os.path.exists(path):
+        n += 1
+        path = f"{stem}-{n}.md"
+    return path
+
+
 def write(name, title, notes, body, commands, out=None):
     """The report; it also goes to standard output."""
     today = datetime.date.today().isoformat()
-    path = out or os.path.join(proc.TOP, "bench", "results", f"{today}-{name}.md")
+    path = out or unused(os.path.join(proc.TOP, "bench", "results", f"{today}-{name}"))
     text = "\n".join([f"# {title}, {today}", "", f"- Machine: {machine()}"]
                      + [f"- {note}" for note in notes] + [""] + body
                      + ["", "Commands:", "", "```"] + commands + ["```", ""])
