@@ -99,7 +99,6 @@ static bool exhausted(struct weft__op *op)
 /* How a piece goes. */
 struct path {
     bool near, far; /* what is staged, unless it is */
-    bool host;      /* this end's memory is the host's */
     enum weft__ipc_way way;
     struct weft__mapped mapped;
     uint16_t gpu;
@@ -111,7 +110,6 @@ static void path_of(struct weft__conn *conn, const struct weft__op *op, struct p
     const struct weft__piece *piece = &op->pieces[op->next_piece];
     uint32_t access = op->kind == WEFT__OP_WRITE ? WEFT_WRITE : WEFT_READ;
     path->near = is_near(conn, piece);
-    path->host = !piece->gpu;
     path->far = weft__stage_far(conn, piece);
     path->way = weft__ipc_way(conn, piece, access, &path->mapped);
     path->gpu = path->near ? piece->gpu : 0;
@@ -119,7 +117,7 @@ static void path_of(struct weft__conn *conn, const struct weft__op *op, struct p
 
 static bool same_path(const struct path *a, const struct path *b)
 {
-    if (a->near != b->near || a->far != b->far || a->host != b->host || a->way != b->way || a->gpu != b->gpu)
+    if (a->near != b->near || a->far != b->far || a->way != b->way || a->gpu != b->gpu)
         return false;
     return a->way != WEFT__IPC_THERE ||
            (a->mapped.import == b->mapped.import && a->mapped.ordinal == b->mapped.ordinal &&
@@ -228,7 +226,7 @@ static void begin_mapped(struct weft__op *op, struct weft__lot *lot, const struc
     lot->copy.list = lot->list;
     lot->copy.n = (int)lot->n;
     lot->copy.reached = mapped->reached;
-    lot->copy.host = path->host ? weft__copy_host(lot->write) : 0; /* what is mapped is a GPU's */
+    lot->copy.host = path->near ? 0 : weft__copy_host(lot->write); /* what is mapped is a GPU's */
     lot->copy.done = weft__lot_copied;
     add_lot(op, lot);
 }

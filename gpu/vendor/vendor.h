@@ -102,7 +102,8 @@ enum { VENDOR_COPY, VENDOR_KERNELS };
  * How copies go that are not waited for: each route has streams of its own. A stream does one after the other, and what goes to the
  * host and what comes from it do not get in each other's way, nor in that of what goes among devices. What is short would wait for
  * all that is on its stream. Of copies two streams: the next has begun when one ends; four share the link, end at once, and it rests
- * until there are others. Of kernels, which take longer to begin behind another, four (bench/results/2026-11-27-gpu-5.md).
+ * until there are others. Of kernels, which take longer to begin behind another, four. No two of 17 streams shared a queue of the
+ * driver's, whatever CUDA_DEVICE_MAX_CONNECTIONS said (all of it: bench/results/2026-11-27-gpu-5.md). Kernels' routes come last.
  */
 enum vendor_route {
     VENDOR_AMONG,
