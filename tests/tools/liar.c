@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A transport that says "done" and has moved something else: writes bring zeros, reads leave the
- * memory as it was, additions add one too much. weft_perf has to notice. LIAR_ONLY=write or read: nothing else is wrong.
+ * memory as it was, additions add one too much. weft_perf has to notice. LIAR_ONLY=write or read: nothing else is
+ * wrong; dropped: writes bring nothing, and nothing else is wrong.
  */
 #include "weft/transport.h"
 
@@ -40,6 +41,11 @@ static void twist(struct weft_cmd *cmd)
         return;
     if (cmd->op == WEFT_OP_WRITE && lies_of("write"))
         cmd->one.addr = zeros;
+    else if (cmd->op == WEFT_OP_WRITE && lies_of("dropped")) {
+        cmd->op = WEFT_OP_READ;
+        cmd->one.addr = nowhere;
+        return;
+    }
     if (cmd->op == WEFT_OP_READ && lies_of("read"))
         cmd->one.addr = nowhere;
 }
