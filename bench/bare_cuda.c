@@ -173,7 +173,7 @@ static void blank(struct ring *r, cuda_stream_t stream)
     }
 }
 
-/* Between a GPU's memory and what is in memory of the host for it. */
+/* From a GPU to what is in memory of the host for it, and back. */
 static void fetch(const struct place *at, uint64_t bytes, cuda_stream_t stream)
 {
     if (at->device != HOST)

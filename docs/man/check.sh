@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# check.sh PROGRAM PAGE [TEST-LIST]: what PROGRAM --help lists, options and tests, is in its manual page.
+# check.sh PROGRAM PAGE: what PROGRAM --help lists, options and tests, is in its manual page.
 set -euo pipefail
 program=$1 page=$2
 help=$("$program" --help)

@@ -774,7 +774,9 @@ int cuStreamSynchronize(cuda_stream_t stream)
     return rc;
 }
 
-/* A copy of LONG_BYTES goes another way than the one before it on its stream. With the lock held. */
+#define LONG_BYTES ((size_t)64 << 10)
+
+/* A copy of LONG_BYTES or more goes another way than the one before it on its stream. With the lock held. */
 static void note_way(struct cuda_stream *stream, cuda_addr dst, cuda_addr src)
 {
     bool to = !alloc_of(dst), from = !alloc_of(src);
@@ -782,8 +784,6 @@ static void note_way(struct cuda_stream *stream, cuda_addr dst, cuda_addr src)
     mixed += stream->goes != NOWHERE && (int)stream->goes != goes;
     stream->goes = goes;
 }
-
-#define LONG_BYTES ((size_t)64 << 10)
 
 int cuMemcpyAsync(cuda_addr dst, cuda_addr src, size_t len, cuda_stream_t stream)
 {
