@@ -321,7 +321,8 @@ int verbs_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     for (int i = 0; i < POLL_BATCHES && poll.n < max && read_completions(&poll) == VERBS_BATCH;
          i++)
         hand_out(&poll);
-    if (has_ended(nic))
+    /* a message may be waited for, and its answer by the peer: what ended beside it is for the next poll */
+    if (has_ended(nic) && !nic->lent)
         hand_out(&poll);
     if (nic->busy)
         run_busy(nic, false);
