@@ -117,15 +117,15 @@ static void publish(struct run *run, struct local_entry head, const void *body, 
 {
     uint8_t bytes[RING / 2];
     head.len = (uint32_t)(sizeof head + len);
-    uint8_t *entry = run->tx->broken ? NULL : local_ring_reserve(run->tx, &head);
-    if (!entry)
+    uint8_t *room = run->tx->broken ? NULL : local_ring_reserve(run->tx, len, head.type, head.op, head.slot);
+    if (!room)
         return;
     memcpy(bytes, &head, sizeof head);
     if (len)
         memcpy(bytes + sizeof head, body, len);
     if (open)
         fuzz_damage(&run->in, bytes, open);
-    memcpy(entry, bytes, sizeof head + len);
+    memcpy(room - sizeof head, bytes, sizeof head + len);
     local_ring_publish(run->tx);
 }
 

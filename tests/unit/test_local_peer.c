@@ -413,11 +413,10 @@ static void shake_hands(struct stranger *s)
 
 static void put(struct stranger *s, struct local_entry head, const void *body, uint32_t len)
 {
-    head.len = (uint32_t)sizeof head + len;
-    uint8_t *entry = local_ring_reserve(&s->end.tx, &head);
-    assert_non_null(entry);
+    void *at = local_ring_reserve(&s->end.tx, len, head.type, head.op, head.slot);
+    assert_non_null(at);
     if (len)
-        memcpy(entry + sizeof head, body, len);
+        memcpy(at, body, len);
     local_ring_publish(&s->end.tx);
 }
 

@@ -41,11 +41,10 @@ static int teardown(void **state)
 /* An entry of this body length whose bytes all are `byte`. */
 static bool put(struct ring *ring, uint32_t len, uint8_t byte)
 {
-    struct local_entry head = {.len = (uint32_t)HEAD + len, .type = 3, .op = byte, .slot = 7};
-    uint8_t *entry = local_ring_reserve(&ring->tx, &head);
-    if (!entry)
+    uint8_t *body = local_ring_reserve(&ring->tx, len, 3, byte, 7);
+    if (!body)
         return false;
-    memset(entry + HEAD, byte, len);
+    memset(body, byte, len);
     return true;
 }
 

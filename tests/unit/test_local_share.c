@@ -339,9 +339,7 @@ static void units_of_an_operation_that_has_ended(void **state)
     struct pair_comp comp;
     uint16_t slot = 0;
     begin(t, WEFT_OP_READ);
-    struct local_entry head = {.len = sizeof head + sizeof slot, .type = LOCAL_ACKS};
-    uint8_t *entry = local_ring_reserve(&t->target->tx, &head);
-    memcpy(entry + sizeof head, &slot, sizeof slot);
+    memcpy(local_ring_reserve(&t->target->tx, sizeof slot, LOCAL_ACKS, 0, 0), &slot, sizeof slot);
     local_ring_publish(&t->target->tx);
     polls(t, PAIR_A, 1);
     assert_true(pair_take(&t->pair, PAIR_A, WEFT_OP_READ, CTX, &comp));
@@ -353,9 +351,7 @@ static void units_of_an_operation_that_has_ended(void **state)
 static void offer(struct test *t, uint16_t slot, uint32_t size)
 {
     struct local_offer offer = {.addr = (uintptr_t)t->there};
-    struct local_entry head = {.len = sizeof head + size, .type = LOCAL_OFFER, .slot = slot};
-    uint8_t *entry = local_ring_reserve(&t->target->tx, &head);
-    memcpy(entry + sizeof head, &offer, size);
+    memcpy(local_ring_reserve(&t->target->tx, size, LOCAL_OFFER, 0, slot), &offer, size);
     local_ring_publish(&t->target->tx);
     assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_LINK_DOWN, 0).comp.status, WEFT_EPROTO);
 }

@@ -73,7 +73,7 @@ static enum local_how choose_how(const struct local_link *link, const struct wef
 }
 
 /* What follows struct local_cmd in the entry. */
-static uint64_t body_len(const struct weft_cmd *cmd, enum local_how how)
+static uint64_t rest_len(const struct weft_cmd *cmd, enum local_how how)
 {
     if (how == LOCAL_IN_ENTRY)
         return cmd->len;
@@ -82,7 +82,7 @@ static uint64_t body_len(const struct weft_cmd *cmd, enum local_how how)
     return 0;
 }
 
-static void write_body(uint8_t *body, const struct weft_cmd *cmd, enum local_how how)
+static void write_rest(uint8_t *body, const struct weft_cmd *cmd, enum local_how how)
 {
     uint32_t niov;
     const struct weft_iov_local *iov = cmd_iov(cmd, &niov);
@@ -122,23 +122,19 @@ static int post_one(struct local_link *link, const struct weft_cmd *cmd)
     }
     enum local_how how = choose_how(link, cmd);
     uint16_t number = next_slot(link);
-    struct local_cmd out = {.addr = cmd->remote_addr,
-                            .key = cmd->remote_key,
-                            .len = cmd->len,
-                            .imm = cmd->imm,
-                            .how = (uint16_t)how,
-                            .niov = cmd->niov ? cmd->niov : 1};
-    struct local_entry head = {.len = (uint32_t)(sizeof head + sizeof out + body_len(cmd, how)),
-                               .type = LOCAL_CMD,
-                               .op = cmd->op,
-                               .slot = number};
-    uint8_t *entry = local_ring_reserve(&link->tx, &head);
-    if (!entry) {
+    struct local_cmd *out = local_ring_reserve(&link->tx, sizeof *out + rest_len(cmd, how), LOCAL_CMD, cmd->op,
+                                               number);
+    if (!out) {
         link->starved = true;
         return WEFT_EAGAIN;
     }
-    memcpy(entry + sizeof head, &out, sizeof out);
-    write_body(entry + sizeof head + sizeof out, cmd, how);
+    out->addr = cmd->remote_addr;
+    out->key = cmd->remote_key;
+    out->len = cmd->len;
+    out->imm = cmd->imm;
+    out->how = (uint16_t)how;
+    out->niov = cmd->niov ? cmd->niov : 1;
+    write_rest((uint8_t *)(out + 1), cmd, how);
     struct local_slot *slot = take_slot(link, cmd, how);
     if (how == LOCAL_IN_PIECES && cmd->op != WEFT_OP_READ) {
         slot->state = LOCAL_SLOT_SENDING;
@@ -171,14 +167,10 @@ static bool send_piece(struct local_link *link, uint16_t number)
     uint64_t left = slot->len - slot->moved, most = local_piece_max(link->tx.size);
     uint64_t len = slot->answered ? 0 : left < most ? left : most;
     bool last = slot->answered || len == left;
-    struct local_entry head = {.len = (uint32_t)(sizeof head + len),
-                               .type = LOCAL_TO_TARGET,
-                               .op = last ? LOCAL_PIECE_LAST : LOCAL_PIECE_MORE,
-                               .slot = number};
-    uint8_t *entry = local_ring_reserve(&link->tx, &head);
-    if (!entry)
+    uint8_t *body = local_ring_reserve(&link->tx, len, LOCAL_TO_TARGET, last ? LOCAL_PIECE_LAST : LOCAL_PIECE_MORE, number);
+    if (!body)
         return false;
-    local_gather(entry + sizeof head, slot->iov, slot->moved, len);
+    local_gather(body, slot->iov, slot->moved, len);
     slot->moved += len;
     if (last && slot->answered)
         end_slot(link, number, 0);

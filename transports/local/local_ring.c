@@ -32,6 +32,15 @@ static bool fits(const struct local_ring_tx *tx, uint64_t need)
     return tx->size - (tx->tail - tx->head) >= need;
 }
 
+static void put_head(void *at, uint32_t len, uint8_t type, uint8_t op, uint16_t slot)
+{
+    struct local_entry *head = at;
+    head->len = len;
+    head->type = type;
+    head->op = op;
+    head->slot = slot;
+}
+
 /* Look at how far the consumer is. */
 static void reload_head(struct local_ring_tx *tx)
 {
@@ -43,26 +52,25 @@ static void reload_head(struct local_ring_tx *tx)
     tx->head = tx->broken ? tx->tail - tx->size : head;
 }
 
-void *local_ring_reserve(struct local_ring_tx *tx, const struct local_entry *head)
+void *local_ring_reserve(struct local_ring_tx *tx, uint64_t len, uint8_t type, uint8_t op, uint16_t slot)
 {
     uint64_t at = tx->tail & (tx->size - 1), left = tx->size - at;
-    uint64_t need = round_up(head->len), pad = left < need ? left : 0;
+    uint64_t need = round_up(sizeof(struct local_entry) + len), pad = left < need ? left : 0;
     if (!fits(tx, need + pad)) {
         reload_head(tx);
         if (!fits(tx, need + pad))
             return NULL;
     }
     if (pad) {
-        struct local_entry filler = {.len = (uint32_t)pad, .type = LOCAL_PAD};
-        memcpy(tx->data + at, &filler, sizeof filler);
+        put_head(tx->data + at, (uint32_t)pad, LOCAL_PAD, 0, 0);
         at = 0;
     }
-    memcpy(tx->data + at, head, sizeof *head);
+    put_head(tx->data + at, (uint32_t)(sizeof(struct local_entry) + len), type, op, slot);
     tx->tail += need + pad;
     /* the next entry's lines are in the consumer's cache: begin to fetch them */
     __builtin_prefetch(tx->data + (tx->tail & (tx->size - 1)), 1);
     __builtin_prefetch(tx->data + ((tx->tail + LOCAL_CACHE_LINE) & (tx->size - 1)), 1);
-    return tx->data + at;
+    return tx->data + at + sizeof(struct local_entry);
 }
 
 bool local_ring_publish(struct local_ring_tx *tx)

@@ -72,8 +72,9 @@ void local_ring_tx_init(struct local_ring_tx *tx, struct local_ring_shared *shar
 void local_ring_rx_init(struct local_ring_rx *rx, struct local_ring_shared *shared, void *data,
                         uint64_t size);
 
-/* Room for an entry of head->len bytes, with the head filled in; NULL: not now. */
-void *local_ring_reserve(struct local_ring_tx *tx, const struct local_entry *head);
+/* Room for the body of an entry, of len bytes, after its head, which is filled in; NULL: not now. The body, too, had better be
+ * stored member by member: what was just put together in pieces elsewhere and is read as a whole waits until they are stored. */
+void *local_ring_reserve(struct local_ring_tx *tx, uint64_t len, uint8_t type, uint8_t op, uint16_t slot);
 /* Hand over what was reserved. True: the consumer sleeps, wake it. */
 bool local_ring_publish(struct local_ring_tx *tx);
 /* Before sleeping for want of room. False: there is room by now, do not sleep. */

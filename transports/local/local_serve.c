@@ -359,17 +359,14 @@ static enum step step_read(struct local_link *link, uint16_t slot, struct local_
                                  WEFT_ACCESS_READ);
     if (status)
         return end_job(link, slot, status, sink);
-    struct local_entry head = {.len = (uint32_t)(sizeof head + len),
-                               .type = LOCAL_TO_INITIATOR,
-                               .op = len == left ? LOCAL_PIECE_LAST : LOCAL_PIECE_MORE,
-                               .slot = slot};
-    uint8_t *entry = local_ring_reserve(&link->tx, &head);
-    if (!entry) {
+    uint8_t *body = local_ring_reserve(&link->tx, len, LOCAL_TO_INITIATOR, len == left ? LOCAL_PIECE_LAST : LOCAL_PIECE_MORE,
+                                       slot);
+    if (!body) {
         link->starved = true;
         return STEP_MORE;
     }
     if (len)
-        memcpy(entry + sizeof head, (void *)(uintptr_t)(job->addr + job->done), len);
+        memcpy(body, (void *)(uintptr_t)(job->addr + job->done), len);
     job->done += len;
     nic_of(link)->budget -= (int64_t)len;
     if (len < left)
@@ -400,14 +397,12 @@ static bool tell_acks(struct local_link *link)
     while (n < q->count && n < ACKS_MAX &&
            link->serving[q->slots[(q->first + n) % LOCAL_DEPTH]] == LOCAL_SERVE_ACK)
         n++;
-    struct local_entry head = {.len = (uint32_t)(sizeof head + n * sizeof(uint16_t)),
-                               .type = LOCAL_ACKS};
-    uint8_t *at = local_ring_reserve(&link->tx, &head);
-    if (!at)
+    uint16_t *slots = local_ring_reserve(&link->tx, n * sizeof *slots, LOCAL_ACKS, 0, 0);
+    if (!slots)
         return false;
-    for (at += sizeof head; n--; at += sizeof(uint16_t)) {
-        uint16_t slot = local_queue_pop(q);
-        memcpy(at, &slot, sizeof slot);
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t slot = local_queue_pop(q); /* not read from there again: the peer may write to it */
+        slots[i] = slot;
         link->serving[slot] = LOCAL_SERVE_FREE;
     }
     return true;
@@ -417,13 +412,11 @@ static bool tell_answer(struct local_link *link)
 {
     uint16_t slot = link->ended.slots[link->ended.first];
     const struct local_job *job = &link->jobs[slot];
-    struct local_answer answer = {.status = job->status, .value = job->value};
-    struct local_entry head = {
-        .len = sizeof head + sizeof answer, .type = LOCAL_ANSWER, .slot = slot};
-    uint8_t *at = local_ring_reserve(&link->tx, &head);
-    if (!at)
+    struct local_answer *answer = local_ring_reserve(&link->tx, sizeof *answer, LOCAL_ANSWER, 0, slot);
+    if (!answer)
         return false;
-    memcpy(at + sizeof head, &answer, sizeof answer);
+    answer->status = job->status;
+    answer->value = job->value;
     local_queue_pop(&link->ended);
     /* pieces that are still under way are dropped under this slot */
     link->serving[slot] = job->last ? LOCAL_SERVE_FREE : LOCAL_SERVE_JOB;

@@ -70,15 +70,13 @@ void local_share_offer(struct local_link *link, uint16_t slot)
         job->niov != 1 || job->len - job->done < LOCAL_SHARE_MIN || job->done % LOCAL_STEP ||
         load(share) & BUSY)
         return;
-    struct local_offer offer = {.addr = job->addr, .tag = (share->tag + 1) & TAG_MASK};
-    struct local_entry head = {
-        .len = sizeof head + sizeof offer, .type = LOCAL_OFFER, .slot = slot};
-    uint8_t *entry = local_ring_reserve(&link->tx, &head);
-    if (!entry)
+    struct local_offer *offer = local_ring_reserve(&link->tx, sizeof *offer, LOCAL_OFFER, 0, slot);
+    if (!offer)
         return; /* it is not needed */
-    memcpy(entry + sizeof head, &offer, sizeof offer);
+    uint32_t tag = (share->tag + 1) & TAG_MASK;
+    *offer = (struct local_offer){.addr = job->addr, .tag = tag};
     share->slot = slot;
-    share->tag = offer.tag;
+    share->tag = tag;
     share->units = units_of(job->len);
     share->front = units_of(job->done);
     atomic_store_explicit(
@@ -271,8 +269,7 @@ static bool copy_unit(struct local_link *link, uint32_t unit)
 /* The target may sleep until we are out: an entry wakes it. False: no room for it. */
 static bool tell(struct local_link *link)
 {
-    struct local_entry head = {.len = sizeof head, .type = LOCAL_HELPED};
-    link->help.tell = !local_ring_reserve(&link->tx, &head);
+    link->help.tell = !local_ring_reserve(&link->tx, 0, LOCAL_HELPED, 0, 0);
     return !link->help.tell;
 }
 
