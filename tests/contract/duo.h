@@ -62,6 +62,9 @@ int duo_teardown_alone(void **state);
 
 /* Options of an endpoint of the run: transport and fault, one progress thread. */
 struct weft_endpoint_opts duo_opts(void);
+/* The same, at an address of this host that no other program of these tests has, if they run here side by side: who looks for a
+ * port that was given back finds nobody, and is not found by others who do. */
+struct weft_endpoint_opts duo_apart(void);
 /* Such an endpoint. */
 weft_endpoint_t duo_endpoint(void);
 /* Both ends of a new conn between two endpoints of this process. */

@@ -537,8 +537,10 @@ static void a_peer_that_listens_on_its_loopback(void **state)
     (void)state;
     enum { BOOT_ID = 4 + 2 + 2 + 16 }; /* where it is in metadata */
     char bytes[WEFT_METADATA_MAX];
-    weft_endpoint_t a = duo_endpoint(), b = duo_endpoint();
+    struct weft_endpoint_opts opts = duo_apart();
+    weft_endpoint_t a = duo_endpoint(), b;
     weft_conn_t conn;
+    WEFT_OK(weft_endpoint_open(&opts, &b));
     int len = metadata_of(b, bytes);
     WEFT_OK(weft_endpoint_close(b));
     WEFT_FAILS(-ECONNREFUSED, weft_endpoint_connect(a, bytes, (size_t)len, NULL, &conn));

@@ -58,11 +58,11 @@ static void listen_takes_all_its_forms(void **state)
 static void a_port_may_be_chosen_and_is_taken_once(void **state)
 {
     (void)state;
-    weft_endpoint_t first = open_at(NULL), second = 99;
-    char text[64];
+    struct weft_endpoint_opts opts = duo_apart();
+    weft_endpoint_t first = open_at(opts.listen), second = 99;
+    char text[80];
     int port = weft_endpoint_port(first);
-    snprintf(text, sizeof text, "127.0.0.1:%d", port);
-    struct weft_endpoint_opts opts = duo_opts();
+    snprintf(text, sizeof text, "%s:%d", info_of(first).host, port);
     opts.listen = text;
     WEFT_FAILS(-EADDRINUSE, weft_endpoint_open(&opts, &second));
     assert_int_equal(second, 99);

@@ -23,14 +23,24 @@
 
 static const char secret[] = "the secret of these tests", other_secret[] = "another secret!!";
 
-static weft_endpoint_t endpoint_with(const char *text)
+static weft_endpoint_t open_with(struct weft_endpoint_opts opts, const char *text)
 {
-    struct weft_endpoint_opts opts = duo_opts();
     weft_endpoint_t endpoint;
     opts.secret = text;
     opts.secret_len = text ? strlen(text) : 0;
     WEFT_OK(weft_endpoint_open(&opts, &endpoint));
     return endpoint;
+}
+
+static weft_endpoint_t endpoint_with(const char *text)
+{
+    return open_with(duo_opts(), text);
+}
+
+/* Where strangers are counted: none of another program's. */
+static weft_endpoint_t apart_with(const char *text)
+{
+    return open_with(duo_apart(), text);
 }
 
 struct metadata {
@@ -186,8 +196,8 @@ static void in_two_processes(void **state)
 static void another_secret_is_refused(void **state)
 {
     (void)state;
-    weft_endpoint_t a = endpoint_with(secret), b = endpoint_with(secret);
-    weft_endpoint_t c = endpoint_with(other_secret);
+    weft_endpoint_t a = apart_with(secret), b = apart_with(secret);
+    weft_endpoint_t c = apart_with(other_secret);
     weft_conn_t conn, other;
     quiet();
     join(a, b, &conn, &other);
@@ -206,8 +216,8 @@ static void another_secret_is_refused(void **state)
 static void none_on_one_side_is_refused(void **state)
 {
     (void)state;
-    weft_endpoint_t a = endpoint_with(secret), b = endpoint_with(NULL), c = endpoint_with(secret);
-    weft_endpoint_t d = endpoint_with(NULL);
+    weft_endpoint_t a = apart_with(secret), b = apart_with(NULL), c = apart_with(secret);
+    weft_endpoint_t d = apart_with(NULL);
     weft_conn_t conn, other;
     quiet();
     refused(a, b, WEFT_EAUTH, "the peer has no shared secret");
