@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """NIXL (UCX over tcp) or Mooncake (tcp) between two processes, as weft_perf measures Weft.
 
-    peer.py nixl|mooncake write|read SIZE SECONDS
+    peer.py nixl|mooncake write|read SIZE SECONDS [DEPTH]
 
 Runs in a Python that has these packages (bench/p2p makes one); prints a line of JSON. Operations of
-SIZE bytes go from a ring of slots to the same slots of the other process, up to 64 operations or
+SIZE bytes go from a ring of slots to the same slots of the other process, up to DEPTH operations (64) or
 256 MiB in flight. A write counts when its bytes are at the target: the last words of the last
 operation of each slot are new, and the target says when it sees all of them in its memory. Then
 every byte is compared, outside the time.
@@ -215,7 +215,8 @@ def initiator(kind, op, size, slots, seconds, pipe):
 def main():
     kind, op, size, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
     os.environ.update(PEERS[kind].env)
-    slots = max(1, min(DEPTH, WINDOW // size))
+    depth = int(sys.argv[5]) if len(sys.argv) > 5 else DEPTH
+    slots = max(1, min(depth, WINDOW // size))
     ours, theirs = socket.socketpair()
     child = os.fork()
     status = 0

@@ -253,9 +253,9 @@ class PythonPeer:
         found = proc.output([self.python, "-c", VERSIONS]) if os.path.exists(self.python) else ""
         return found.splitlines()
 
-    def bandwidth(self, kind, test, size):
+    def bandwidth(self, kind, test, size, *depth):
         script = os.path.join(proc.TOP, "bench", "lib", "peer.py")
-        command = [self.python, script, kind, test, str(size), str(self.seconds)]
+        command = [self.python, script, kind, test, str(size), str(self.seconds), *depth]
         self.notes.add(command)
         result = json.loads(proc.output(command).splitlines()[-1])
         if result["verified"] is not True:
