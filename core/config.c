@@ -46,6 +46,10 @@ static const char *const kind_names[] = {"string", "string", "int", "power of 2"
        "memory before it cuts the conn; and closing, at most, for short messages on their way")    \
     XX("WEFT_CHUNK", SIZE, "1M", 4096, 1 << 30,                                                   \
        "piece size in which a large transfer is spread over several links")                       \
+    XX("WEFT_AHEAD", SIZE, "64M", 16384, INT64_C(1) << 40,                                        \
+       "bytes of large transfers that a link is given at once, in four parts or in pieces of "    \
+       "WEFT_CHUNK: what is canceled ends when these have; to be more than bandwidth times "      \
+       "round trip")                                                                              \
     XX("WEFT_STAGE_CHUNK", SIZE, "2M", 4096, 1 << 28,                                             \
        "the longest pieces in which memory of GPUs that a nic does not reach goes through the "   \
        "host's")                                                                                  \

@@ -170,11 +170,14 @@ static void tell_link(struct weft__conn *conn, enum weft__msg_type type, int ind
         weft__msg_post(conn, &head, NULL, 0);
 }
 
-/* A transfer that several links share is cut into chunks. */
+#define PARTS_AHEAD 4 /* for the link to have another one when one ends */
+
+/* A transfer that several links share is cut into chunks, and any into parts of which a link has several. */
 static void fit_part(struct weft__conn *conn)
 {
-    bool shared = weft__conn_links_up(conn) > 1 && conn->ep->chunk < conn->max_msg;
-    conn->part = shared ? conn->ep->chunk : conn->max_msg;
+    bool shared = weft__conn_links_up(conn) > 1;
+    uint64_t part = shared ? conn->ep->chunk : conn->ep->ahead / PARTS_AHEAD;
+    conn->part = part < conn->max_msg ? part : conn->max_msg;
 }
 
 /* To its links: which it goes by if it is only one, and what can go by any of them, since what a dead
@@ -279,7 +282,7 @@ void weft__conn_refill(struct weft__conn *conn)
 {
     if (conn->outq)
         weft__msg_fill(conn);
-    if (conn->todo.head || conn->resend)
+    if (conn->todo.head || conn->longs.head || conn->resend)
         weft__stripe_fill(conn);
 }
 

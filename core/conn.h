@@ -67,7 +67,7 @@ struct weft__conn {
 
     struct weft_list ops; /* all that are not done */
     struct weft_list afters; /* in order of posting: those that wait for a stream */
-    struct weft__opq todo, recvq;
+    struct weft__opq todo, longs, recvq;
     struct weft__stage stage;
     struct weft__ipc ipc;
     struct weft__wr *resend;                   /* wrs of dead links that may go now */
@@ -105,7 +105,7 @@ void weft__conn_up(struct weft__conn *conn);
 void weft__conn_refill(struct weft__conn *conn);
 static inline void weft__conn_fill(struct weft__conn *conn)
 {
-    if (conn->outq || conn->todo.head || conn->resend)
+    if (conn->outq || conn->todo.head || conn->longs.head || conn->resend)
         weft__conn_refill(conn);
 }
 void weft__link_shut(struct weft__link *link, int status);

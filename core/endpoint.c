@@ -130,6 +130,7 @@ static void read_settings(struct weft__endpoint *ep)
     ep->window = (uint64_t)weft_config_int("WEFT_EAGER_WINDOW");
     ep->notif_limit = (uint64_t)weft_config_int("WEFT_NOTIFY_QUEUE");
     ep->chunk = (uint64_t)weft_config_int("WEFT_CHUNK");
+    ep->ahead = (uint64_t)weft_config_int("WEFT_AHEAD");
     ep->ipc = weft_config_int("WEFT_IPC");
     ep->nic_adds = weft_config_int("WEFT_NIC_ADDS");
     int64_t eager = weft_config_int("WEFT_EAGER");

@@ -105,6 +105,7 @@ struct weft__endpoint {
     uint64_t window; /* eager bytes this side accepts per conn */
     uint32_t eager;  /* longest message sent eagerly */
     uint64_t chunk;  /* of transfers over several links */
+    uint64_t ahead;  /* bytes of long transfers that a link has at once */
     bool nic_adds; /* WEFT_NIC_ADDS */
     bool ipc;      /* WEFT_IPC */
 

@@ -291,8 +291,8 @@ static void leave_queue(struct weft__op *op)
 {
     if (op->where == WEFT__AT_AFTER)
         weft__after_leave(op);
-    else if (op->where == WEFT__AT_TODO)
-        weft__opq_remove(&op->conn->todo, op);
+    else if (op->where == WEFT__AT_TODO || op->where == WEFT__AT_LONGS)
+        weft__stripe_leave(op);
     else if (op->where == WEFT__AT_STAGED)
         weft__stage_leave(op);
     else

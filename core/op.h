@@ -52,6 +52,7 @@ enum weft__op_where {
     WEFT__AT_NONE,   /* in no queue */
     WEFT__AT_AFTER,  /* conn->afters: not begun, waits for a stream */
     WEFT__AT_TODO,   /* conn->todo: pieces left to assign */
+    WEFT__AT_LONGS,  /* conn->longs: the same, of more than a part */
     WEFT__AT_STAGED, /* conn->stage.ops or .brief: pieces left to cut into lots */
     WEFT__AT_SENDQ,  /* conn->stream[].sendq: message not sent yet */
     WEFT__AT_RECVQ   /* conn->recvq: receive not matched yet */

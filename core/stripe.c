@@ -2,9 +2,11 @@
 /*
  * Data operations over the links of a conn.
  *
- * Ops with pieces left wait in conn->todo; links that have room pull from its head, so a faster
- * link carries more. A transfer that several links share is cut into chunks; one link gets it
- * whole, the transport knows best how to interleave it with small operations.
+ * Ops with pieces left wait in conn->todo or, if they are longer than a part, in conn->longs; links that have room pull from
+ * their heads in turn, so a faster link carries more. What a nic has cannot be taken back: so of long ops a link has no
+ * more than WEFT_AHEAD at a time, each gets a part in turn, and one that is canceled ends when those parts have. A transfer
+ * that several links share is cut into smaller parts; the transport knows best how to interleave those of one link with
+ * small operations.
  *
  * When a link dies, what it had not completed may still be landing: its cmds go to another link
  * only after the peer has said that its end is closed too (LINK_LOST, LINK_GONE). Writes and
@@ -40,21 +42,29 @@ void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
     weft__pool_put(&ep->wrs, wr);
 }
 
-static bool has_room(const struct weft__link *link)
+/* For a part of a long op, or for another cmd. */
+static bool has_room(const struct weft__link *link, bool of_long)
 {
-    return link->up && link->owned < link->lane->data_depth;
+    return link->up && link->owned < link->lane->data_depth &&
+           (!of_long || link->bytes < link->conn->ep->ahead);
+}
+
+/* Of a conn that is not up yet any may be. */
+static bool is_long(const struct weft__conn *conn, const struct weft__op *op)
+{
+    return op->kind != WEFT__OP_ADD && op->total > conn->part;
 }
 
 /* Of the links with room the one with the fewest bytes under way, and among those with as few in turn: a slower one gets less, also
  * where the few parts of a staged transfer would otherwise all come to lie behind it. */
-static struct weft__link *least(struct weft__conn *conn)
+static struct weft__link *least(struct weft__conn *conn, bool of_long)
 {
     struct weft__link *best = NULL;
     for (int i = 0, at = conn->next_link; i < conn->nlinks; i++, at++) {
         if (at == conn->nlinks)
             at = 0;
         struct weft__link *link = conn->links[at];
-        if (has_room(link) && (!best || link->bytes < best->bytes))
+        if (has_room(link, of_long) && (!best || link->bytes < best->bytes))
             best = link;
     }
     if (best)
@@ -62,11 +72,11 @@ static struct weft__link *least(struct weft__conn *conn)
     return best;
 }
 
-static inline struct weft__link *pick(struct weft__conn *conn)
+static inline struct weft__link *pick(struct weft__conn *conn, bool of_long)
 {
     if (conn->nlinks == 1)
-        return has_room(conn->links[0]) ? conn->links[0] : NULL;
-    return least(conn);
+        return has_room(conn->links[0], of_long) ? conn->links[0] : NULL;
+    return least(conn, of_long);
 }
 
 /* The link for the next part of an op. Additions go by the first one that is up, and so meet at one nic
@@ -74,10 +84,10 @@ static inline struct weft__link *pick(struct weft__conn *conn)
 static struct weft__link *pick_for(struct weft__conn *conn, const struct weft__op *op)
 {
     if (op->kind != WEFT__OP_ADD)
-        return pick(conn);
+        return pick(conn, op->where == WEFT__AT_LONGS);
     for (int i = 0; i < conn->nlinks; i++)
         if (conn->links[i]->up)
-            return has_room(conn->links[i]) ? conn->links[i] : NULL;
+            return has_room(conn->links[i], false) ? conn->links[i] : NULL;
     return NULL;
 }
 
@@ -217,7 +227,7 @@ static int add_by_message(struct weft__op *op)
 static void resend(struct weft__conn *conn)
 {
     while (conn->resend) {
-        struct weft__link *link = pick(conn);
+        struct weft__link *link = pick(conn, false);
         if (!link)
             return;
         struct weft__wr *wr = conn->resend;
@@ -234,44 +244,76 @@ static bool adds_itself(const struct weft__endpoint *ep, const struct weft_nic *
     return nic->attr.ops & WEFT_OP_BIT(WEFT_OP_ADD64) && (nic->attr.add_global || ep->nic_adds);
 }
 
+void weft__stripe_leave(struct weft__op *op)
+{
+    if (op->where == WEFT__AT_TODO)
+        weft__opq_remove(&op->conn->todo, op);
+    else if (op->where == WEFT__AT_LONGS)
+        weft__opq_remove(&op->conn->longs, op);
+}
+
+/* Of several long ops each gets a part in turn. */
+static void to_the_end(struct weft__op *op)
+{
+    struct weft__opq *longs = &op->conn->longs;
+    if (longs->tail == op)
+        return;
+    weft__opq_remove(longs, op);
+    weft__opq_push(longs, op, WEFT__AT_LONGS);
+}
+
+/* The next part of an op that waits. False: there is no room for it, or the conn is down. */
+static bool send_next(struct weft__conn *conn, struct weft__op *op)
+{
+    skip_empty(op);
+    struct weft__link *link = exhausted(op) ? NULL : pick_for(conn, op);
+    if (!link && !exhausted(op))
+        return false;
+    if (link && op->kind == WEFT__OP_ADD &&
+        (!adds_itself(conn->ep, link->lane->nic) || weft__stage_far(conn, op->pieces)))
+        /* the peer keeps answers for so many; added_arrived goes on. Or the conn is down, and the op with it */
+        return conn->nadds < WEFT__WINDOW && add_by_message(op) == 0;
+    if (link) {
+        struct weft__wr *wr = weft__wr_new(op->ep);
+        if (wr)
+            send_part(op, wr, link);
+        else
+            weft__op_fail(op, -ENOMEM, "no memory for a command");
+    }
+    if (exhausted(op) || op->status) {
+        weft__stripe_leave(op);
+        weft__op_settle(op);
+    } else if (op->where == WEFT__AT_LONGS) {
+        to_the_end(op);
+    }
+    return true;
+}
+
+static bool send_from(struct weft__conn *conn, const struct weft__opq *queue)
+{
+    return conn->state == WEFT_CONN_UP && queue->head && send_next(conn, queue->head);
+}
+
 void weft__stripe_fill(struct weft__conn *conn)
 {
     if (conn->state != WEFT_CONN_UP)
         return;
     resend(conn);
-    while (conn->todo.head) {
-        struct weft__op *op = conn->todo.head;
-        skip_empty(op);
-        struct weft__link *link = exhausted(op) ? NULL : pick_for(conn, op);
-        if (!link && !exhausted(op))
-            return;
-        if (link && op->kind == WEFT__OP_ADD &&
-            (!adds_itself(conn->ep, link->lane->nic) || weft__stage_far(conn, op->pieces))) {
-            /* the peer keeps answers for so many; added_arrived goes on */
-            if (conn->nadds >= WEFT__WINDOW || add_by_message(op))
-                return; /* or the conn is down, and the op with it */
-            continue;
-        }
-        if (link) {
-            struct weft__wr *wr = weft__wr_new(op->ep);
-            if (wr)
-                send_part(op, wr, link);
-            else
-                weft__op_fail(op, -ENOMEM, "no memory for a command");
-        }
-        if (exhausted(op) || op->status) {
-            weft__opq_remove(&conn->todo, op);
-            weft__op_settle(op);
-        }
+    bool on = true, long_on = true;
+    while (on || long_on) {
+        on = on && send_from(conn, &conn->todo);
+        long_on = long_on && send_from(conn, &conn->longs);
     }
 }
 
 void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
 {
+    const bool longer = is_long(conn, op);
+    struct weft__opq *queue = longer ? &conn->longs : &conn->todo;
     /* The common case, without a detour through the queue: one piece, and room for it. */
-    if (conn->state == WEFT_CONN_UP && !conn->todo.head && !conn->resend && op->npieces == 1 &&
+    if (conn->state == WEFT_CONN_UP && !queue->head && !conn->resend && op->npieces == 1 &&
         op->kind != WEFT__OP_ADD && op->total) {
-        struct weft__link *link = pick(conn);
+        struct weft__link *link = pick(conn, longer);
         struct weft__wr *wr = link ? weft__wr_new(op->ep) : NULL;
         if (wr) {
             send_part(op, wr, link);
@@ -279,7 +321,7 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
                 return;
         }
     }
-    weft__opq_push(&conn->todo, op, WEFT__AT_TODO);
+    weft__opq_push(queue, op, longer ? WEFT__AT_LONGS : WEFT__AT_TODO);
     weft__stripe_fill(conn);
 }
 
@@ -294,19 +336,13 @@ static void describe(const struct weft__wr *wr, uint32_t nth, const char *why, c
                    (unsigned long long)len_of(wr, nth), wr->op->conn->transport, piece, why);
 }
 
-static void stop(struct weft__op *op)
-{
-    if (op->where == WEFT__AT_TODO)
-        weft__opq_remove(&op->conn->todo, op);
-}
-
 void weft__stripe_failed(struct weft__wr *wr, uint32_t nth, int status, const char *why)
 {
     struct weft__op *op = wr->op;
     char text[sizeof op->text];
     describe(wr, nth, why ? why : weft_strerror(status), text, sizeof text);
     weft__op_fail(op, status, text);
-    stop(op);
+    weft__stripe_leave(op);
     wr->bytes -= len_of(wr, nth);
     wr->link->bytes -= len_of(wr, nth);
 }
@@ -331,7 +367,7 @@ static void end_orphan(struct weft__wr *wr, int status, const char *text)
 {
     struct weft__op *op = wr->op;
     weft__op_fail(op, status, text);
-    stop(op);
+    weft__stripe_leave(op);
     weft__wr_free(op->ep, wr);
     weft__op_unpend(op);
 }

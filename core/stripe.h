@@ -15,6 +15,8 @@ struct weft__wr *weft__wr_new(struct weft__endpoint *ep);
 void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr);
 /* A new op. It may have ended when this returns, if there was nothing to move. */
 void weft__stripe_start(struct weft__conn *conn, struct weft__op *op);
+/* Out of the queue that it waits in, if it does: no more of it is sent. */
+void weft__stripe_leave(struct weft__op *op);
 /* Assign work to links as far as they have room. */
 void weft__stripe_fill(struct weft__conn *conn);
 /* The nth cmd of a run, made of the first one. Lane lock held, and no other. */

@@ -62,6 +62,7 @@ void sim_env_make(struct sim_proc *proc)
     env_int(proc, "WEFT_TCP_ZEROCOPY", ONE_OF(0, 16385, 30000));
     env_int(proc, "WEFT_TCP_CHUNK", ONE_OF(4096, 20000, 1 << 20));
     env_int(proc, "WEFT_CHUNK", ONE_OF(4096, 30000, 1 << 20));
+    env_int(proc, "WEFT_AHEAD", ONE_OF(16384, 100000, 64 << 20));
     env_int(proc, "WEFT_EAGER", ONE_OF(0, 100, 8192));
     env_int(proc, "WEFT_EAGER_WINDOW", ONE_OF(65536, 262144));
     env_int(proc, "WEFT_SPIN", ONE_OF(0, 2, 10));

@@ -80,6 +80,7 @@ void plan_apply(uint64_t seed, uint32_t round, int me)
     CHOOSE(&random, "WEFT_LANES", "0", "1", "1", "2", "3"); /* 0: as many as threads */
     CHOOSE(&random, "WEFT_SPIN", "0", "50", "50");
     CHOOSE(&random, "WEFT_CHUNK", "4K", "16K", "1M");
+    CHOOSE(&random, "WEFT_AHEAD", "16K", "256K", "64M");
     CHOOSE(&random, "WEFT_EAGER", "0", "1K", "8K", "32K");
     CHOOSE(&random, "WEFT_EAGER_WINDOW", "64K", "256K");
     CHOOSE(&random, "WEFT_NOTIFY_QUEUE", "128K", "256M");

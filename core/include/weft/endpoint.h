@@ -333,7 +333,7 @@ struct weft_xfer {
 
 struct weft_op_status {
     int status;     /* 0, or why it failed */
-    uint64_t bytes; /* moved; RECV: length of the message, also when it was too long */
+    uint64_t bytes; /* moved, of what failed or was canceled, too; RECV: length of the message, also when it was too long */
     char text[160]; /* the failure as a sentence, "" if none */
 };
 
@@ -353,7 +353,9 @@ WEFT_API int weft_op_poll(weft_op_t op, struct weft_op_status *status);
 WEFT_API int weft_op_wait(weft_op_t op, int timeout_ms, struct weft_op_status *status);
 /*
  * Ask that an operation ends soon. It still has to be waited for; it ends with WEFT_ECANCELED, or
- * as it would have if it was too late. What has reached the peer stays there; of a write or read nothing lands after the end while the conn is up. A message
+ * as it would have if it was too late. What a link has been given of it is moved all the same: WEFT_AHEAD bytes (64 MiB) and a quarter
+ * more, or all of one that is no longer than that quarter. What has reached the peer stays there, status.bytes at least; of a write or
+ * read nothing lands after the end while the conn is up. A message
  * or notification that was on its way may still be taken. What a peer that does not go on (it is stopped, or makes no progress) is in the middle of ends when its conn
  * is closed. Returns 0.
  */
