@@ -48,6 +48,7 @@
 #define TCP_BULK_MIN 16384
 /* What one link may send, and one socket receive, in a poll before the next one has its turn. */
 #define TCP_TURN (256 * 1024)
+#define TCP_MIXED_POLLS 64 /* short operations are said to come and go for so many after the last one */
 #define TCP_SPLICES 32 /* payloads of one socket that wait to be sent */
 #define TCP_IOV 96     /* pieces given to one sendmsg */
 
@@ -309,6 +310,13 @@ static inline struct tcp_nic *tcp_nic_of(const struct tcp_link *link)
 static inline void tcp_note_short(struct tcp_nic *nic)
 {
     nic->short_poll = nic->polls;
+}
+
+/* Short operations come and go: they wait for what a turn takes. Else one system call may take as much as a socket has, or
+ * has room for. */
+static inline bool tcp_mixed(const struct tcp_nic *nic)
+{
+    return nic->polls - nic->short_poll < TCP_MIXED_POLLS;
 }
 
 /* --- tcp.c: table, probe, open, close, poll ---------------------------------------------------- */

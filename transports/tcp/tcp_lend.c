@@ -164,7 +164,8 @@ static ssize_t move(int pipe, int sock, uint64_t n, bool more)
         moved = splice(pipe, NULL, sock, NULL, n, SPLICE_F_NONBLOCK | (more ? SPLICE_F_MORE : 0));
     while (moved < 0 && errno == EINTR);
     int err = errno;
-    if (moved < (ssize_t)n && !waited) /* it may tell of bytes, and not of the end behind them */
+    bool ended = moved < 0 ? err == EPIPE : moved < (ssize_t)n; /* it may tell of bytes, and not of the end behind them */
+    if (ended && !waited)
         sigtimedwait(&broken, NULL, &(struct timespec){0});
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     errno = err;

@@ -6,8 +6,6 @@
 
 /* A bulk socket is given so many chunks ahead: one in sendmsg, one to go on with. */
 #define STAGED_CHUNKS 2
-/* Short operations are said to come and go for so many polls after the last one. */
-#define MIXED_POLLS 64
 /* An operation of this length takes some milliseconds; its turns, if short operations come and go. */
 #define HUGE_MIN (16u << 20)
 #define SHORTER_TURN (64 * 1024)
@@ -237,19 +235,12 @@ static bool nothing_staged(const struct tcp_link *link)
     return true;
 }
 
-/* Short operations come and go: they wait for what one turn takes. Else one system call may take as
- * much as the socket does, which keeps the peer busy meanwhile. */
-static bool mixed(const struct tcp_nic *nic)
-{
-    return nic->polls - nic->short_poll < MIXED_POLLS;
-}
-
 /* Short operations wait for a turn here, and for another one at the peer. Behind a really long
  * operation that is worth more system calls; behind others it would cost them a tenth of their speed. */
 int64_t tcp_tx_turn(const struct tcp_link *link)
 {
     const struct tcp_op *op = link->bulk.head;
-    bool shorter = op && op->len >= HUGE_MIN && mixed(tcp_nic_of(link));
+    bool shorter = op && op->len >= HUGE_MIN && tcp_mixed(tcp_nic_of(link));
     return shorter ? SHORTER_TURN : TCP_TURN;
 }
 
@@ -290,7 +281,7 @@ void tcp_tx_run(struct tcp_link *link, int64_t *budget)
             if (link->bulk.head)
                 stage_bulk(link, sock);
             if (*budget > (int64_t)sent)
-                sent += flush(sock, mixed(nic) ? (uint64_t)*budget - sent : UINT64_MAX);
+                sent += flush(sock, tcp_mixed(nic) ? (uint64_t)*budget - sent : UINT64_MAX);
         }
         if (link->state == TCP_LINK_UP) /* a chunk that could not be sent left an END there */
             sent += flush_short(link);
