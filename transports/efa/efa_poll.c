@@ -191,16 +191,13 @@ static void hand_out_downs(struct out *out)
     }
 }
 
-/* A message may be waited for, and its answer by the peer: what ended beside it is for the next poll. And downs come last: a
- * link that leaves does so when its last message is handed out, and what had ended by then has ended. */
+/* What ended and what arrived first: a link that leaves does so when its last message is handed out. */
 static void hand_out(struct out *out)
 {
-    struct efa_nic *nic = out->nic;
+    hand_out_done(out);
     hand_out_messages(out);
-    if (weft_list_empty(&nic->lent))
-        hand_out_done(out);
     hand_out_imms(out);
-    if (nic->ndown && weft_list_empty(&nic->done))
+    if (out->nic->ndown)
         hand_out_downs(out);
 }
 
@@ -262,8 +259,6 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     struct efa_nic *nic = (struct efa_nic *)base;
     struct out out = {.nic = nic, .comps = comps, .max = max};
     efa_msg_take_back(nic);
-    if (!weft_list_empty(&nic->done)) /* beside a message, in the poll before */
-        hand_out_done(&out);
     int n = efa_progress(nic);
     for (int i = 1; i < BATCHES && n >= EFA_BATCH; i++)
         n = efa_progress(nic);
