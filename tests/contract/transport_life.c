@@ -493,6 +493,30 @@ static void close_under_traffic(void **state)
     use_link(p, 0);
 }
 
+/* Who waits would believe that something long is under way. */
+static void nothing_long_is_left_of_a_closed_link(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 1 << 20, 0, ACCESS_ALL);
+    struct buf far = pair_buf(p, B, 1 << 20, 0, ACCESS_ALL);
+    const struct weft_cmd write = cmd_write(near, 0, far, 0, 1 << 20), fence = cmd_fence();
+    for (int round = 1; round <= 4; round++) {
+        assert_int_equal(pair_link(p, A), round);
+        pair_post(p, A, round, &write);
+        if (pair_has(p, WEFT_OP_FENCE))
+            pair_post(p, A, round, &fence);
+        pair_post(p, A, round, &write); /* behind the fence: begun or not */
+        for (int i = 1; i < round; i++)
+            pair_pump(p);
+        pair_link_close(p, A, round);
+        pair_link_down(p, B, round);
+        pair_link_close(p, B, round);
+    }
+    use_link(p, 0);
+    pair_linger(p);
+    assert_int_equal(p->a.nic->bulk, 0);
+}
+
 #define ALONE(test) cmocka_unit_test(test)
 
 int main(void)
@@ -520,6 +544,7 @@ int main(void)
         IN_ONE(close_before_connect),
         IN_ONE(close_while_connecting),
         IN_BOTH(close_under_traffic),
+        IN_ONE(nothing_long_is_left_of_a_closed_link),
     };
     return PAIR_MAIN("transport_life", tests);
 }

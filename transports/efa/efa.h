@@ -172,6 +172,7 @@ struct efa_op {
     uint8_t op;                /* enum weft_op */
     bool numbered;             /* WRITE_IMM: has imm_seq, and counts in link->nimms */
     bool announced;            /* WRITE_IMM: its late message is queued */
+    bool longer;               /* counts in nic->nlong */
     uint8_t tries;
     uint16_t niov, imm_seq;
     uint32_t imm;

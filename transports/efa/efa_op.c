@@ -61,6 +61,13 @@ void efa_op_free(struct efa_op *op)
     weft_list_push(&efa_nic_of(op->link)->free_ops, &op->in);
 }
 
+/* Once: what has ended may be dropped, too, before it is handed out. */
+static void uncount(struct efa_op *op)
+{
+    efa_nic_of(op->link)->nlong -= op->longer;
+    op->longer = false;
+}
+
 /* It has ended, and is in no list but link->ops. */
 static void op_end(struct efa_op *op)
 {
@@ -68,7 +75,7 @@ static void op_end(struct efa_op *op)
     struct efa_nic *nic = efa_nic_of(link);
     weft_list_remove(&op->in);
     link->nopen -= op->op != WEFT_OP_FENCE;
-    nic->nlong -= op->len > EFA_SHORT;
+    uncount(op);
     link->nimms -= op->numbered;
     if (link->state == EFA_LINK_UP) {
         weft_list_push(&nic->done, &op->in);
@@ -171,7 +178,8 @@ static void admit(struct efa_op *op)
 {
     struct efa_link *link = op->link;
     link->nopen++;
-    efa_nic_of(link)->nlong += op->len > EFA_SHORT;
+    op->longer = op->len > EFA_SHORT;
+    efa_nic_of(link)->nlong += op->longer;
     if (is_message(op)) {
         op->nmsgs++;
         op->posted = op->len;
@@ -367,8 +375,7 @@ void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg)
 
 static void op_drop(struct efa_op *op)
 {
-    struct efa_nic *nic = efa_nic_of(op->link);
-    nic->nlong -= op->len > EFA_SHORT;
+    uncount(op);
     efa_op_free(op);
 }
 
