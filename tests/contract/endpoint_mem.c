@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #define T TEST_DEADLINE_MS
+#define MIB ((size_t)1 << 20)
 #define LEN 10000
 
 static weft_mem_t reg(weft_endpoint_t e, void *addr, size_t len, uint32_t access)
@@ -254,6 +255,23 @@ static void a_stale_remote_is_refused(void **state)
     assert_int_equal(duo_word(d, far, 0), 7);
     WEFT_OK(weft_notify(d->conn, "", 0, T)); /* the conn is as good as before */
     duo_notif(d, B, 0, 0, 0);
+}
+
+/* However long: longer payload goes other ways, and is refused on them. */
+static void a_stale_remote_takes_nothing_long(void **state)
+{
+    struct duo *d = *state;
+    static const size_t lens[] = {2000, 9000, 20000, 40000, 200000, MIB + 5, 5 * MIB};
+    struct area near = duo_area(d, A, 5 * MIB, 0, 0);
+    duo_fill(d, near, 1);
+    for (size_t i = 0; i < ARRAY_LEN(lens); i++) {
+        struct area far = duo_area(d, B, lens[i], 0, 0);
+        duo_call(d, B, dereg_host, &far.mem, sizeof far.mem);
+        assert_int_equal(weft_write(d->conn, near.addr, lens[i], &far.remote, 0, T), WEFT_EKEY);
+        assert_int_equal(weft_read(d->conn, near.addr, lens[i], &far.remote, 0, T), WEFT_EKEY);
+        duo_check_zero(d, far, 0, lens[i]);
+        duo_check(d, near, 0, lens[i], 1);
+    }
 }
 
 static void dereg_twice(void **state)
@@ -517,6 +535,7 @@ int main(void)
         IN_ONE(the_cache_does_not_widen_access),
         IN_ONE(many_overlapping_registrations),
         IN_BOTH(a_stale_remote_is_refused),
+        IN_BOTH(a_stale_remote_takes_nothing_long),
         IN_ONE(dereg_twice),
         IN_ONE(a_mem_in_use_is_busy),
         IN_ONE(dereg_under_traffic),

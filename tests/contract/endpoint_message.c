@@ -143,6 +143,19 @@ static void a_shorter_buffer_is_an_error_on_both_sides(void **state)
     }
 }
 
+/* What was too long is no longer under way, either: all together is several windows. */
+static void many_that_are_too_long(void **state)
+{
+    struct duo *d = *state;
+    enum { LONG = 8000, N = 150 };
+    struct area from = duo_area(d, A, LONG, 0, 0), to = duo_area(d, B, LONG, 0, 0);
+    for (int i = 0; i < N; i++) {
+        weft_op_t recv = duo_recv(d, B, 0, to, 0, 10), send = duo_send(d, A, 0, from, 0, LONG);
+        duo_wait(d, B, recv, WEFT_ETRUNC);
+        duo_wait(d, A, send, WEFT_ETRUNC);
+    }
+}
+
 /* --- order --------------------------------------------------------------------------------- */
 
 /* Messages of all sizes, sent before any receive: they are matched in the order posted. */
@@ -406,6 +419,7 @@ int main(void)
         IN_BOTH(pieces_need_not_match),
         IN_ONE(thousands_of_pieces),
         IN_BOTH(a_shorter_buffer_is_an_error_on_both_sides),
+        IN_BOTH(many_that_are_too_long),
         IN_BOTH(many_unexpected_in_order),
         IN_BOTH(many_expected_in_order),
         IN_ONE(more_than_the_window),

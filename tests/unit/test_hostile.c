@@ -123,6 +123,37 @@ static void additions(void **state)
     goes_down(h, "a message of the peer");
 }
 
+static void add_at(struct hostile *h, const struct weft__remote *r, uint64_t addr, uint64_t value)
+{
+    uint8_t body[32];
+    struct weft__writer w = {body, body + sizeof body, false};
+    weft__put_u64(&w, 1);
+    weft__put_u64(&w, addr);
+    weft__put_u64(&w, r->key);
+    weft__put_u64(&w, value);
+    assert_true(bare_message(&h->peer, 0, (struct weft__msg_head){.type = WEFT__MSG_ADD}, body, sizeof body));
+}
+
+/* Beside the memory, over its ends, between two words; then in it. */
+static void additions_out_of_bounds(void **state)
+{
+    struct hostile *h = *state;
+    _Alignas(8) static uint64_t words[6];
+    weft_mem_t mem;
+    struct weft_remote remote;
+    struct weft__remote r;
+    WEFT_OK(weft_mem_reg(h->server, &words[2], 16, NULL, &mem));
+    WEFT_OK(weft_mem_advertise(mem, &words[2], 16, &remote));
+    WEFT_OK(weft__remote_decode(&remote, &r));
+    static const int64_t offsets[] = {-16, -8, -4, 4, 12, 16, 24, INT64_MAX - 7, INT64_MIN};
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
+        add_at(h, &r, r.addr + (uint64_t)offsets[i], 100);
+    add_at(h, &r, r.addr + 8, 1);
+    TEST_UNTIL(__atomic_load_n(&words[3], __ATOMIC_SEQ_CST) == 1, test_sleep_ms(1), "the addition that is right");
+    assert_true(!words[0] && !words[1] && !words[2] && !words[4] && !words[5]);
+    WEFT_OK(weft_mem_dereg(mem));
+}
+
 static void large_notifications(void **state)
 {
     struct hostile *h = *state;
@@ -319,6 +350,7 @@ int main(void)
     weft_config_set("WEFT_CANCEL_GRACE", "50");
     const struct CMUnitTest tests[] = {
         HOSTILE(additions),
+        HOSTILE(additions_out_of_bounds),
         HOSTILE(large_notifications),
         HOSTILE(counts),
         cmocka_unit_test_setup_teardown(lost_links, setup_links, teardown),

@@ -198,6 +198,22 @@ static void a_flood_of_additions_is_cut_off(void **state)
     stranger_await_down(s, WEFT_EPROTO);
 }
 
+/* Between two words, and over the ends of the memory: refused, and the link lives. */
+static void additions_that_are_no_words_of_it(void **state)
+{
+    struct stranger *s = *state;
+    static const int64_t offsets[] = {-8, 1, 4, LEN - 4, LEN, LEN + 8};
+    for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+        stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ADD, .id = (uint32_t)i,
+                                                        .word = {KEY, (uintptr_t)s->mem + (uint64_t)offsets[i], 1}});
+        struct tcp_frame answer = stranger_hear_type(s, s->fd[0], TCP_ADDED);
+        assert_int_equal(answer.id, i);
+        assert_int_equal(answer.word[1], TCP_CODE_BOUNDS);
+    }
+    for (size_t i = 0; i < LEN; i++)
+        assert_int_equal(s->mem[i], 0);
+}
+
 /* --- frames in odd pieces ------------------------------------------------------------------ */
 
 static void drip(struct stranger *s, int fd, const uint8_t *bytes, size_t len)
@@ -721,6 +737,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(noise_takes_its_link_down, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_flood_of_reads_is_cut_off, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(additions_that_are_no_words_of_it, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_flood_of_additions_is_cut_off, stranger_setup_joined,
                                         stranger_teardown),
