@@ -47,7 +47,7 @@ static int parse_port(const char *text, uint16_t *port)
         return 0;
     }
     unsigned long value = strtoul(text, &end, 10);
-    if (*end || *text == '-' || value > 65535)
+    if (*end || *text < '0' || *text > '9' || value > 65535)
         return -EINVAL;
     *port = (uint16_t)value;
     return 0;
@@ -58,8 +58,12 @@ int weft__address_parse(const char *text, struct weft__address *out)
     char host[256];
     const char *port_text;
     uint16_t port = 0;
-    if (split(text, host, sizeof host, &port_text) || parse_port(port_text, &port))
+    if (split(text, host, sizeof host, &port_text))
         return weft_fail(-EINVAL, "'%s' is not HOST:PORT", text);
+    if (parse_port(port_text, &port))
+        return weft_fail(-EINVAL, "'%s' is not HOST:PORT: a port is 0 to 65535", text);
+    if (!*host && !*port_text) /* a variable that is not set, perhaps: that is not to open all interfaces */
+        return weft_fail(-EINVAL, "'%s' is no address: neither a host nor a port", text);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *all, *found;
     int rc = getaddrinfo(*host ? host : NULL, *host ? NULL : "0", &hints, &all);
     if (rc)

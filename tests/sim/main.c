@@ -191,17 +191,27 @@ static int usage(void)
     return 2;
 }
 
+static bool number_of(const char *text, uint64_t *number)
+{
+    char *end;
+    if (!text || *text < '0' || *text > '9')
+        return false;
+    *number = strtoull(text, &end, 10);
+    return !*end;
+}
+
 int main(int argc, char **argv)
 {
     uint64_t seed = 0, count = 0, start = 1, replays = 0;
     bool one = false, verbose = false, first = false;
     for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : "";
-        uint64_t number = strtoull(value, NULL, 10);
+        uint64_t number = 0;
         if (!strcmp(argv[i], "--verbose"))
             verbose = true;
         else if (!strcmp(argv[i], "--first"))
             first = true;
+        else if (!number_of(argv[i + 1], &number)) /* argv ends with NULL */
+            return usage();
         else if (!strcmp(argv[i], "--seed"))
             one = true, seed = number, i++;
         else if (!strcmp(argv[i], "--schedules"))

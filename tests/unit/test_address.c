@@ -49,7 +49,7 @@ static void forms_that_are_refused(void **state)
 {
     (void)state;
     const char *bad[] = {"127.0.0.1:70000", "127.0.0.1:x",           "127.0.0.1:-1", "[::1",
-                         "[::1]x",          "no.such.host.invalid:1"};
+                         "[::1]x",          "no.such.host.invalid:1", "127.0.0.1:+5", "", ":", "[]", "[]:"};
     char longest[400];
     memset(longest, 'a', sizeof longest - 1);
     longest[sizeof longest - 1] = 0;
