@@ -128,7 +128,10 @@ class Turns(unittest.TestCase):
                                             for who in ("weft", "peer")}, turns=2),
                 table.Row("once", "GB/s", {"weft": lambda: calls.append("once") or table_sample(1.0)}, once=True)]
         got = table.Samples(None)
-        table.measure(rows, 2, got)
+        meter = unittest.mock.Mock()
+        meter.return_value.others.return_value = 0  # whatever runs beside this test
+        with unittest.mock.patch.object(table.proc, "Meter", meter):
+            table.measure(rows, 2, got)
         self.assertEqual(calls, ["weft", "peer"] * 2 + ["once"] + ["weft", "peer"] * 2)
         self.assertEqual([r for _, r in got.values(("often", "peer"), 0)], [0, 0.5, 1, 1.5])
 
