@@ -42,7 +42,7 @@ void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
     weft__pool_put(&ep->wrs, wr);
 }
 
-/* For a part of a long op, or for another cmd. */
+/* For a part of a long op, or for another cmd. What is long waits for bytes of this very link to end: there are some. */
 static bool has_room(const struct weft__link *link, bool of_long)
 {
     return link->up && link->owned < link->lane->data_depth &&

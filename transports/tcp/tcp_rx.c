@@ -504,7 +504,7 @@ static ssize_t receive_iov(int fd, struct iovec *iov, int niov)
     return n;
 }
 
-/* One system call. Bytes received, 0: nothing there; *drained: nothing is left. */
+/* One system call, for at most `most` bytes of a payload in place. Bytes received, 0: nothing there; *drained: nothing is left. */
 static ssize_t receive(struct tcp_sock *sock, uint64_t most, bool *drained)
 {
     struct tcp_rx *rx = &sock->rx;
