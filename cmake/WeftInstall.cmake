@@ -39,3 +39,10 @@ foreach(folder transports gpu)
             PATTERN kernels EXCLUDE PATTERN vendor EXCLUDE)
 endforeach()
 install(FILES README.md ARCHITECTURE.md CONTRIBUTING.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(CODE "
+    set(docs \"${CMAKE_INSTALL_DOCDIR}\")
+    if(NOT IS_ABSOLUTE \"\${docs}\")
+        set(docs \"\${CMAKE_INSTALL_PREFIX}/\${docs}\")
+    endif()
+    execute_process(COMMAND \"\${CMAKE_COMMAND}\" -D \"DOCS=\$ENV{DESTDIR}\${docs}\" -P \"${PROJECT_SOURCE_DIR}/cmake/WeftDocs.cmake\"
+                    COMMAND_ERROR_IS_FATAL ANY)")
