@@ -381,7 +381,7 @@ static void on_reject(struct weft__boot *boot, struct weft__reader *r)
     if (r->bad || r->at != r->end || code >= 0)
         weft__boot_fail(boot, WEFT_EPROTO, "malformed rejection");
     else
-        weft__boot_fail(boot, code, "the peer refused: %s", text);
+        weft__boot_fail(boot, code, "the peer refused, in its words: %s", text);
 }
 
 /* Frames that belong to an attempt; those of an earlier one are ignored. */
