@@ -99,7 +99,8 @@ struct weft__endpoint {
     struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */
     uint64_t notif_bytes, notif_limit, notif_scan;
     bool notifs_stalled; /* a large one waits for room */
-    bool notifs_dropped; /* some went with their conn, and are still in the list */
+    bool notifs_dropped; /* some will never be, and are still in the list */
+    bool notifs_resuming, notifs_roomier; /* what waited for room goes on; there is still more */
     uint64_t grace_ns, spin_ns;
     uint64_t give_up_ns; /* what has not ended so long after its conn was closed may never do so */
     uint64_t window; /* eager bytes this side accepts per conn */

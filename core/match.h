@@ -35,7 +35,7 @@ struct weft__arrival {
     bool large, urgent;
     bool fetching; /* large: its READ is under way */
     bool ready;    /* data is complete */
-    bool dropped;  /* notification that will never be: to be freed by the next pop */
+    bool dropped;  /* notification that will never be: to be freed by the next sweep or pop */
     bool counted;  /* its bytes are in endpoint->notif_bytes */
     bool untaken;  /* notification the sender was not told of, since the queue is full */
     struct weft__arrival *untaken_next;

@@ -5,7 +5,8 @@
  * Those of one conn come out in the order they were sent. A sender is told that its notification
  * was taken when it is in the queue, unless the queue holds more than WEFT_NOTIFY_QUEUE bytes:
  * then when there is room again. A large one is fetched when there is room for it. What the record
- * of a notification takes counts as well, so that the queue is bounded with empty ones, too.
+ * of a notification takes counts as well, so that the queue is bounded with empty ones, too. What one
+ * held that will never be (its sender has canceled it, or is gone) is for others at once.
  *
  * The endpoint lock is held in every function here.
  */
@@ -51,11 +52,32 @@ static void notif_take(struct weft__conn *conn)
         notif_take_first(conn);
 }
 
+static bool notif_full(const struct weft__endpoint *ep)
+{
+    return ep->notif_bytes > ep->notif_limit || ep->notifs_stalled;
+}
+
+/* It will never be. Its record goes later (notif_sweep, pop): whoever is on the way through the list may stand on it. */
+static void notif_drop(struct weft__endpoint *ep, struct weft__arrival *arrival)
+{
+    arrival->dropped = true;
+    ep->notifs_dropped = true;
+    if (arrival->counted)
+        ep->notif_bytes -= cost(arrival);
+    arrival->counted = false;
+    free(arrival->data);
+    arrival->data = NULL;
+}
+
+static void notif_resume(struct weft__endpoint *ep);
+
 static void notif_fetched(struct weft__op *op)
 {
     struct weft__arrival *arrival = op->arrival;
     struct weft__conn *conn = op->conn;
+    struct weft__endpoint *ep = conn->ep;
     int status = weft__match_fetched(op);
+    bool was_full = notif_full(ep);
     if (conn->state != WEFT_CONN_DOWN)
         weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, status);
     if (conn->state == WEFT_CONN_DOWN)
@@ -63,9 +85,12 @@ static void notif_fetched(struct weft__op *op)
     conn->stream[WEFT__STREAM_NOTIFY].waiting--;
     arrival->fetching = false;
     arrival->ready = status == 0;
-    arrival->dropped = status != 0;
     weft__match_count(conn, arrival->len);
-    weft__changed(conn->ep);
+    if (status)
+        notif_drop(ep, arrival);
+    if (status && was_full)
+        notif_resume(ep);
+    weft__changed(ep);
 }
 
 /* Fetch a large notification if the queue has room for it. */
@@ -84,7 +109,7 @@ static void notif_fetch(struct weft__endpoint *ep, struct weft__arrival *arrival
         arrival->counted = true;
         return;
     }
-    arrival->dropped = true;
+    notif_drop(ep, arrival);
     conn->stream[WEFT__STREAM_NOTIFY].waiting--;
     weft__match_answer(conn, WEFT__STREAM_NOTIFY, arrival->index, -ENOMEM);
 }
@@ -143,8 +168,7 @@ void weft__notif_arrived(struct weft__conn *conn, struct weft__arrival *arrival)
     weft__changed(ep);
 }
 
-/* The queue has room again. */
-static void notif_resume(struct weft__endpoint *ep)
+static void resume_once(struct weft__endpoint *ep)
 {
     for (struct weft__conn *conn = ep->conns; conn; conn = conn->next)
         if (conn->stream[WEFT__STREAM_NOTIFY].untaken)
@@ -153,6 +177,20 @@ static void notif_resume(struct weft__endpoint *ep)
     for (struct weft__arrival *a = ep->notifs; a; a = a->next)
         if (a->large && !a->fetching && !a->ready && !a->dropped)
             notif_fetch(ep, a);
+}
+
+/* The queue has room again. That may bring down a conn, which makes more. */
+static void notif_resume(struct weft__endpoint *ep)
+{
+    ep->notifs_roomier = true;
+    if (ep->notifs_resuming || ep->closing)
+        return;
+    ep->notifs_resuming = true;
+    while (ep->notifs_roomier) {
+        ep->notifs_roomier = false;
+        resume_once(ep);
+    }
+    ep->notifs_resuming = false;
 }
 
 struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
@@ -168,7 +206,7 @@ struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
         /* notifications of a conn keep their order: one that is not complete holds up the rest */
         bool behind = arrival->conn && arrival->conn->notif_scan == scan;
         if (arrival->ready && !behind) {
-            bool was_full = ep->notif_bytes > ep->notif_limit || ep->notifs_stalled;
+            bool was_full = notif_full(ep);
             notif_unlink(ep, at);
             if (arrival->untaken) /* then it is the first of its conn */
                 notif_take_first(arrival->conn);
@@ -187,15 +225,17 @@ struct weft__arrival *weft__notif_pop(struct weft__endpoint *ep)
  * sender was never told that it is here. */
 void weft__notif_down(struct weft__conn *conn)
 {
-    for (struct weft__arrival *a = conn->ep->notifs; a; a = a->next) {
+    struct weft__endpoint *ep = conn->ep;
+    bool was_full = notif_full(ep);
+    for (struct weft__arrival *a = ep->notifs; a; a = a->next) {
         if (a->conn != conn)
             continue;
-        if (!a->fetching && (a->untaken || !a->ready)) {
-            a->dropped = true;
-            conn->ep->notifs_dropped = true;
-        }
+        if (!a->fetching && (a->untaken || !a->ready))
+            notif_drop(ep, a);
         a->untaken = false;
         if (!a->fetching)
             a->conn = NULL;
     }
+    if (was_full)
+        notif_resume(ep);
 }

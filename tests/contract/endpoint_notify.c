@@ -190,6 +190,81 @@ static void a_full_queue_makes_long_ones_wait(void **state)
     fill_queue(20, 30000);
 }
 
+/* An endpoint whose queue holds as much, driven by its callers, or by a thread. */
+static weft_endpoint_t with_queue(const char *bytes, int threads)
+{
+    struct weft_endpoint_opts opts = duo_opts();
+    weft_endpoint_t endpoint;
+    opts.progress_threads = threads;
+    weft_config_set("WEFT_NOTIFY_QUEUE", bytes);
+    WEFT_OK(weft_endpoint_open(&opts, &endpoint));
+    weft_config_set("WEFT_NOTIFY_QUEUE", NULL);
+    return endpoint;
+}
+
+static weft_op_t post_notify(weft_conn_t conn, const char *bytes, size_t len)
+{
+    weft_op_t op;
+    WEFT_OK(weft_post(conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes, .notify_len = len), &op));
+    return op;
+}
+
+/* What one sender cancels as it is being fetched makes room for another's, which waits for it. */
+static void what_is_canceled_holds_up_no_other(void **state)
+{
+    (void)state;
+    enum { LEN = 60000, TIMES = 20 };
+    weft_endpoint_t a = duo_endpoint(), c = duo_endpoint(), b = with_queue("65536", WEFT_PROGRESS_CALLER);
+    weft_conn_t fickle = duo_join_driven(a, b), steady = duo_join_driven(c, b);
+    char *bytes = malloc(LEN);
+    for (uint64_t i = 0; i < TIMES; i++) {
+        struct weft_notif got;
+        struct weft_op_status status;
+        test_fill(bytes, LEN, i, 0);
+        weft_op_t canceled = post_notify(fickle, bytes, LEN), op = post_notify(steady, bytes, LEN);
+        test_sleep_ms(2); /* both are on the way, and nobody drives b */
+        WEFT_OK(weft_op_cancel(canceled));
+        WEFT_OK(weft_endpoint_notif(b, T, &got));
+        assert_int_equal(got.len, LEN);
+        CHECK(test_differs(got.data, LEN, i, 0) < 0, "notification %" PRIu64 " is wrong", i);
+        weft_notif_free(&got);
+        while (weft_op_wait(op, 0, &status) == WEFT_ETIMEOUT || weft_op_wait(canceled, 0, &status) == WEFT_ETIMEOUT)
+            assert_true(weft_endpoint_progress(b, 1) >= 0);
+    }
+    free(bytes);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(c));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
+/* Nor does what goes with its conn: nobody need ask for a notification for others to go on. */
+static void what_goes_with_its_conn_holds_up_no_other(void **state)
+{
+    (void)state;
+    enum { LEN = 5000, TIMES = 40 };
+    static const char bytes[LEN];
+    weft_endpoint_t a = duo_endpoint(), c = duo_endpoint(), b = with_queue("65536", 1);
+    weft_conn_t flood, flood_end, other, other_end;
+    weft_op_t first, last;
+    struct weft_op_status status;
+    duo_join(a, b, &flood, &flood_end);
+    duo_join(c, b, &other, &other_end);
+    first = post_notify(flood, bytes, LEN);
+    for (int i = 0; i < TIMES; i++)
+        WEFT_OK(weft_post(flood, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_NOTIFY, .notify = bytes, .notify_len = LEN), NULL));
+    assert_int_equal(weft_op_wait(first, T, &status), 0);
+    for (int i = 0; i == 0 || weft_op_wait(last, 200, &status) == 0; i++) { /* until the flood is there */
+        assert_in_range(i, 0, 20);
+        test_sleep_ms(50);
+        last = post_notify(other, bytes, 1);
+    }
+    WEFT_OK(weft_conn_close(flood_end));
+    assert_int_equal(weft_op_wait(last, T, &status), 0);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(c));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
 /* --- after the data ------------------------------------------------------------------------ */
 
 struct watch {
@@ -364,6 +439,8 @@ int main(void)
         cmocka_unit_test(posted_before_a_close_they_arrive),
         cmocka_unit_test(a_full_queue_makes_the_sender_wait),
         cmocka_unit_test(a_full_queue_makes_long_ones_wait),
+        cmocka_unit_test(what_is_canceled_holds_up_no_other),
+        cmocka_unit_test(what_goes_with_its_conn_holds_up_no_other),
         IN_BOTH(a_write_announces_its_data),
         IN_BOTH(a_list_of_writes_announces_all_its_data),
         IN_BOTH(a_long_and_a_short_piece),
