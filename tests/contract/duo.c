@@ -412,6 +412,18 @@ void duo_no_notif(struct duo *d, enum who who)
     CHECK(a.rc == WEFT_ETIMEOUT, "a notification came that nobody sent");
 }
 
+size_t duo_metadata_of_two(weft_endpoint_t endpoint, char bytes[WEFT_METADATA_MAX])
+{
+    static const char list[] = "\2\x09\0"
+                               "127.0.0.1\x09\0"
+                               "127.0.0.2";
+    const size_t old = 1 + 2 + 9; /* one address: u8 n, u16 length, text */
+    size_t len = (size_t)WEFT_OK(weft_endpoint_metadata(endpoint, bytes, WEFT_METADATA_MAX)) - old;
+    assert_int_equal(bytes[len], 1);
+    memcpy(bytes + len, list, sizeof list - 1);
+    return len + sizeof list - 1;
+}
+
 int duo_listener(int *port)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

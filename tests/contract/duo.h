@@ -102,6 +102,8 @@ void duo_notif(struct duo *d, enum who who, int conn, size_t len, uint64_t seed)
 /* There is none. */
 void duo_no_notif(struct duo *d, enum who who);
 
+/* Metadata of an endpoint that listens at 127.0.0.2, as if it did so at 127.0.0.1, too, which comes first. Returns its length. */
+size_t duo_metadata_of_two(weft_endpoint_t endpoint, char bytes[WEFT_METADATA_MAX]);
 /* A socket that listens on the loopback, at any port, and says nothing. */
 int duo_listener(int *port);
 

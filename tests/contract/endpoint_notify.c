@@ -245,7 +245,7 @@ static void what_goes_with_its_conn_holds_up_no_other(void **state)
     static const char bytes[LEN];
     weft_endpoint_t a = duo_endpoint(), c = duo_endpoint(), b = with_queue("65536", 1);
     weft_conn_t flood, flood_end, other, other_end;
-    weft_op_t first, last;
+    weft_op_t first, last = 0;
     struct weft_op_status status;
     duo_join(a, b, &flood, &flood_end);
     duo_join(c, b, &other, &other_end);

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
+#include "auth.h"
 #include "handshake.h"
 #include "registry.h"
 #include "util.h"
@@ -303,6 +304,39 @@ static void only_a_challenge_is_read(void **state)
     WEFT_OK(weft_endpoint_close(a));
     WEFT_OK(weft_endpoint_close(b));
     weft_log_set(NULL, NULL);
+}
+
+/* One at the first of two addresses begins as the endpoint that is called would, and goes: then it is at the second. */
+static void who_challenges_and_goes_is_passed_over(void **state)
+{
+    (void)state;
+    struct weft_endpoint_opts opts = duo_opts();
+    struct weft_metadata_info named;
+    uint8_t frame[WEFT__FRAME_HEAD + WEFT__NONCE + 16] = {0};
+    char bytes[WEFT_METADATA_MAX], text[64];
+    int port, listener = duo_listener(&port);
+    snprintf(text, sizeof text, "127.0.0.2:%d", port);
+    opts.listen = text;
+    weft_endpoint_t a = endpoint_with(secret), b = open_with(opts, secret);
+    weft_conn_t conn, other;
+    size_t len = duo_metadata_of_two(b, bytes);
+    WEFT_OK(weft_metadata_parse(bytes, len, &named));
+    memcpy(frame + head(frame, WEFT__CHALLENGE, WEFT__NONCE + 16) + WEFT__NONCE, named.uuid, 16);
+    WEFT_OK(weft_endpoint_connect(a, bytes, len, WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn));
+    int fd = accept(listener, NULL, NULL);
+    assert_int_equal(send(fd, frame, sizeof frame, MSG_NOSIGNAL), sizeof frame);
+    for (size_t got = 0; got <= sizeof frame;) { /* its challenge, and some of its proof: it has seen ours */
+        ssize_t n = recv(fd, bytes, sizeof bytes, 0);
+        assert_true(n > 0);
+        got += (size_t)n;
+    }
+    close(fd);
+    WEFT_OK(weft_conn_wait(conn, T));
+    WEFT_OK(weft_endpoint_accept(b, T, &other));
+    use(conn, other);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+    close(listener);
 }
 
 /* --- between two endpoints --------------------------------------------------------------------- */
@@ -604,6 +638,7 @@ int main(void)
         cmocka_unit_test(another_secret_is_refused),
         cmocka_unit_test(none_on_one_side_is_refused),
         cmocka_unit_test(only_a_challenge_is_read),
+        cmocka_unit_test(who_challenges_and_goes_is_passed_over),
         cmocka_unit_test(a_replay_to_the_passive_side_is_refused),
         cmocka_unit_test(a_replay_to_the_active_side_is_refused),
         cmocka_unit_test(one_wrong_bit_is_refused),

@@ -98,10 +98,6 @@ static weft_endpoint_t endpoint_at(const char *host, int port, bool secret)
 
 static void twins_open(struct twins *t, bool silent, bool secret)
 {
-    static const char list[] = "\2\x09\0"
-                               "127.0.0.1\x09\0"
-                               "127.0.0.2";
-    const size_t old = 1 + 2 + 9; /* one address: u8 n, u16 length, text */
     int port = 0;
     *t = (struct twins){.a = endpoint_at("127.0.0.1", 0, secret), .fd = -1};
     if (silent)
@@ -109,10 +105,7 @@ static void twins_open(struct twins *t, bool silent, bool secret)
     else
         t->other = endpoint_at("127.0.0.1", 0, secret);
     t->b = endpoint_at("127.0.0.2", silent ? port : weft_endpoint_port(t->other), secret);
-    t->len = (size_t)WEFT_OK(weft_endpoint_metadata(t->b, t->bytes, sizeof t->bytes)) - old;
-    assert_int_equal(t->bytes[t->len], 1);
-    memcpy(t->bytes + t->len, list, sizeof list - 1);
-    t->len += sizeof list - 1;
+    t->len = duo_metadata_of_two(t->b, t->bytes);
 }
 
 static void twins_close(struct twins *t)
