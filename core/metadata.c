@@ -55,6 +55,8 @@ int weft__metadata_decode(const void *data, size_t len, struct weft__metadata *m
     memset(m, 0, sizeof *m);
     if (!data)
         return weft_fail(-EINVAL, "metadata is NULL");
+    if (len > WEFT_METADATA_MAX) /* a code of weft_endpoint_metadata, taken for a length? */
+        return weft_fail(WEFT_EPROTO, "%zu bytes that are not metadata: it has %d at most", len, WEFT_METADATA_MAX);
     struct weft__reader r = {data, (const uint8_t *)data + len, false};
     uint32_t magic = weft__get_u32(&r);
     uint16_t version = weft__get_u16(&r), zero = weft__get_u16(&r);

@@ -200,8 +200,11 @@ static void damaged_metadata_is_told_apart(void **state)
     unsigned char bytes[WEFT_METADATA_MAX];
     size_t len = (size_t)WEFT_OK(weft_endpoint_metadata(endpoint, bytes, sizeof bytes));
     int versions = 0;
+    struct weft_metadata_info info;
     for (size_t n = 0; n < len; n++)
         assert_int_equal(parse(bytes, n), WEFT_EPROTO);
+    WEFT_FAILS(WEFT_EPROTO, weft_metadata_parse(bytes, (size_t)WEFT_ECLOSED, &info)); /* a code, not a length */
+    WEFT_FAILS(WEFT_EPROTO, weft_metadata_parse(bytes, WEFT_METADATA_MAX + 1, &info));
     for (size_t i = 0; i < len; i++)
         for (unsigned change = 1; change < 256; change <<= 1) {
             bytes[i] ^= (unsigned char)change;
