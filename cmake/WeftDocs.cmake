@@ -3,7 +3,9 @@
 #
 #   cmake -D DOCS=<the installed folder> -P WeftDocs.cmake
 
-file(GLOB_RECURSE pages ${DOCS}/*.md)
+# Only this project's: the folder may be one for all packages.
+file(GLOB_RECURSE pages ${DOCS}/docs/*.md ${DOCS}/examples/*.md ${DOCS}/transports/*.md ${DOCS}/gpu/*.md)
+list(APPEND pages ${DOCS}/README.md ${DOCS}/ARCHITECTURE.md ${DOCS}/CONTRIBUTING.md)
 foreach(page IN LISTS pages)
     file(READ ${page} text)
     get_filename_component(folder ${page} DIRECTORY)

@@ -39,6 +39,7 @@ foreach(folder transports gpu)
             PATTERN kernels EXCLUDE PATTERN vendor EXCLUDE)
 endforeach()
 install(FILES README.md ARCHITECTURE.md CONTRIBUTING.md LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# Behind all of them: only now it can be said which links lead nowhere.
 install(CODE "
     set(docs \"${CMAKE_INSTALL_DOCDIR}\")
     if(NOT IS_ABSOLUTE \"\${docs}\")

@@ -100,6 +100,7 @@ static size_t polls_in_a_flood(struct pair *p, const struct weft_cmd *write, con
     return polls;
 }
 
+/* n at a time, and again if it took too many. */
 static void comes_through_a_flood(struct pair *p, const struct weft_cmd *what, size_t n, size_t most)
 {
     struct buf near = pair_buf(p, A, BIG, 0, 0), far = pair_buf(p, B, BIG, 0, ACCESS_ALL);
