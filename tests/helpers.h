@@ -111,7 +111,8 @@ void test_sleep_ms(int ms);
 
 /* What touches memory that peers touch does so behind the thread sanitizer's back: the order
  * between a transport's thread at one end and the test at the other comes from a socket or a ring
- * in shared memory, which it cannot see. The library's own accesses stay under its eyes. */
+ * in shared memory, which it cannot see. The library's own accesses stay under its eyes, but for
+ * what the kernel copies between two processes (helpers.c). */
 #define TEST_UNSEEN __attribute__((no_sanitize("thread"), noinline))
 
 /* These go to memory of GPUs, too, if test_mem_open_on has made it.
