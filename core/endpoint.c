@@ -252,6 +252,8 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
         *out = handle;
         return 0;
     }
+    if (rc == WEFT_EHANDLE) /* no one else has it: it went with the endpoint */
+        return weft_fail(WEFT_ECLOSED, "endpoint is being closed");
     char text[300];
     snprintf(text, sizeof text, "%s", weft_last_error());
     weft_conn_close(handle);
@@ -355,10 +357,14 @@ int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *ou
     if (!ep)
         return WEFT_EHANDLE;
     struct accept_wait w = {.ep = ep};
-    weft__wait(ep, accept_ready, &w, weft__deadline(timeout_ms));
+    if (!ep->passive)
+        weft__wait(ep, accept_ready, &w, weft__deadline(timeout_ms));
     int rc = 0;
     if (w.conn)
         *out = w.conn;
+    else if (ep->passive)
+        rc = weft_fail(-EINVAL, "weft_endpoint_accept: the endpoint has passive_accept: its conns "
+                                "are listed by weft_endpoint_conns");
     else
         rc = w.closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
                        : weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);

@@ -150,7 +150,8 @@ WEFT_API int weft_endpoint_connect_to(weft_endpoint_t endpoint, const char *addr
 WEFT_API int weft_conn_wait(weft_conn_t conn, int timeout_ms);
 
 /* Next conn that a peer opened to this endpoint. WEFT_ETIMEOUT if there was none in time. Up to
- * WEFT_BACKLOG wait to be taken; further peers are refused, but for those that are in their handshake when it fills up. */
+ * WEFT_BACKLOG wait to be taken; further peers are refused, but for those that are in their handshake when it fills up.
+ * -EINVAL: the endpoint has passive_accept. */
 WEFT_API int weft_endpoint_accept(weft_endpoint_t endpoint, int timeout_ms, weft_conn_t *conn);
 
 /* Handles of all conns of an endpoint. Returns how many there are; fills list[0..min(that, max)). */
