@@ -4,6 +4,7 @@
  * one that crashes is told from its seed.
  */
 #include "sim.h"
+#include "../number.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -191,15 +192,6 @@ static int usage(void)
     return 2;
 }
 
-static bool number_of(const char *text, uint64_t *number)
-{
-    char *end;
-    if (!text || *text < '0' || *text > '9')
-        return false;
-    *number = strtoull(text, &end, 10);
-    return !*end;
-}
-
 int main(int argc, char **argv)
 {
     uint64_t seed = 0, count = 0, start = 1, replays = 0;
@@ -210,7 +202,7 @@ int main(int argc, char **argv)
             verbose = true;
         else if (!strcmp(argv[i], "--first"))
             first = true;
-        else if (!number_of(argv[i + 1], &number)) /* argv ends with NULL */
+        else if (!test_number(argv[i + 1], &number)) /* argv ends with NULL */
             return usage();
         else if (!strcmp(argv[i], "--seed"))
             one = true, seed = number, i++;

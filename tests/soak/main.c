@@ -5,8 +5,10 @@
  * that round: its plan, and what each worker wants to do, follow from seed and number.
  */
 #include "soak.h"
+#include "../number.h"
 
 #include <getopt.h>
+#include <limits.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
@@ -247,18 +249,21 @@ static bool parse(int argc, char **argv, struct options *o)
         {"round-ms", required_argument, NULL, 'm'},  {"round", required_argument, NULL, 'r'},
         {"transport", required_argument, NULL, 't'}, {0}};
     for (int c; (c = getopt_long(argc, argv, "", list, NULL)) != -1;) {
-        if (c == 's')
-            o->seconds = atoi(optarg);
-        else if (c == 'S')
-            o->seed = strtoull(optarg, NULL, 0);
-        else if (c == 'm')
-            o->round_ms = atoi(optarg);
-        else if (c == 'r')
-            o->round = (uint32_t)atoi(optarg);
+        uint64_t number = 0;
+        if (c == '?' || (c != 't' && !test_number(optarg, &number)))
+            return false;
+        if (c == 'S')
+            o->seed = number;
         else if (c == 't')
             o->transport = optarg;
-        else
+        else if (number > INT_MAX / 2)
             return false;
+        else if (c == 's')
+            o->seconds = (int)number;
+        else if (c == 'm')
+            o->round_ms = (int)number;
+        else if (c == 'r')
+            o->round = (uint32_t)number;
     }
     return optind == argc && o->seconds > 0 && o->round_ms > 0;
 }
