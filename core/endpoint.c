@@ -367,7 +367,7 @@ int weft_endpoint_accept(weft_endpoint_t handle, int timeout_ms, weft_conn_t *ou
                                 "are listed by weft_endpoint_conns");
     else
         rc = w.closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
-                       : weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", timeout_ms);
+                       : weft_fail(WEFT_ETIMEOUT, "no peer connected within %d ms", weft__waited_ms(timeout_ms));
     weft__handle_put(handle);
     return rc;
 }
@@ -469,7 +469,7 @@ int weft_endpoint_notif(weft_endpoint_t handle, int timeout_ms, struct weft_noti
         weft__arrival_free(w.arrival);
     } else {
         rc = w.closing ? weft_fail(WEFT_ECLOSED, "endpoint is being closed")
-                       : weft_fail(WEFT_ETIMEOUT, "no notification within %d ms", timeout_ms);
+                       : weft_fail(WEFT_ETIMEOUT, "no notification within %d ms", weft__waited_ms(timeout_ms));
     }
     weft__handle_put(handle);
     return rc;

@@ -43,5 +43,10 @@ void weft__wake_lane(struct weft__endpoint *ep, int lane);
 int weft__threads_start(struct weft__endpoint *ep, int n);
 void weft__threads_stop(struct weft__endpoint *ep);
 uint64_t weft__deadline(int timeout_ms);
+/* For a sentence: how long that was. Negative ones do not wait. */
+static inline int weft__waited_ms(int timeout_ms)
+{
+    return timeout_ms > 0 ? timeout_ms : 0;
+}
 
 #endif

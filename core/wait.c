@@ -103,7 +103,7 @@ static int say_not_done(struct weft__endpoint *ep, const struct op_wait *w, int 
     pthread_mutex_unlock(&ep->lock);
     if (given_up)
         return weft_fail(WEFT_ETIMEOUT, "the conn was closed, and the operation has not ended in time for that");
-    return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", timeout_ms);
+    return weft_fail(WEFT_ETIMEOUT, "operation is not done after %d ms", weft__waited_ms(timeout_ms));
 }
 
 /* The caller keeps the endpoint alive. */
@@ -204,7 +204,7 @@ static int recover(struct weft__conn *conn, struct weft__op *op, weft_op_t handl
     if (rc != WEFT_ECANCELED)
         return rc;
     status->status = WEFT_ETIMEOUT;
-    return weft_fail(WEFT_ETIMEOUT, "not done after %d ms, and %s", timeout_ms, by);
+    return weft_fail(WEFT_ETIMEOUT, "not done after %d ms, and %s", weft__waited_ms(timeout_ms), by);
 }
 
 static int transfer(struct weft__conn *conn, const struct weft_xfer *xfer, int timeout_ms,

@@ -55,7 +55,8 @@ static void nonsense_is_refused(void **state)
     struct weft_notif n;
     WEFT_FAILS(-EINVAL, weft_notify(d->conn, NULL, 5, T));
     WEFT_FAILS(-EINVAL, weft_endpoint_notif(d->a.endpoint, 0, NULL));
-    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 0, &n));
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, -7, &n)); /* no deadline is no wait */
+    assert_string_equal(weft_last_error(), "no notification within 0 ms");
     WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, 20, &n));
     WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, -2, &n)); /* has passed: not for ever */
     WEFT_FAILS(WEFT_ETIMEOUT, weft_endpoint_notif(d->a.endpoint, INT_MIN, &n));
