@@ -4,6 +4,7 @@
 #include "duo.h"
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #define T TEST_DEADLINE_MS
@@ -138,6 +139,39 @@ static void the_wrong_one_at_an_address_is_passed_over(void **state)
     }
 }
 
+/* A listener that answers no one any more, not even that it is there. The connections that fill it are in `fds`. */
+static int swallow_all(int listener, int port, int fds[8])
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(listen(listener, 0), 0);
+    for (int n = 0; n < 8; n++) {
+        fds[n] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        CHECK(!connect(fds[n], (struct sockaddr *)&at, sizeof at) || errno == EINPROGRESS, "connect: %m");
+        if (poll(&(struct pollfd){.fd = fds[n], .events = POLLOUT}, 1, 200) == 0)
+            return n + 1;
+    }
+    fail_msg("a listener with no room has taken 8");
+    return 0;
+}
+
+static void an_address_that_swallows_everything_leaves_time_for_the_next(void **state)
+{
+    (void)state;
+    struct twins t;
+    weft_conn_t conn, end;
+    int fds[8];
+    twins_open(&t, true, false);
+    int n = swallow_all(t.fd, weft_endpoint_port(t.b), fds);
+    WEFT_OK(weft_endpoint_connect(t.a, t.bytes, t.len,
+                                  WEFT_OPTS(weft_connect_opts, .timeout_ms = 3000), &conn));
+    WEFT_OK(weft_endpoint_accept(t.b, T, &end));
+    WEFT_OK(weft_notify(conn, "you", 3, T));
+    while (n--)
+        close(fds[n]);
+    twins_close(&t);
+}
+
 /* Also when there is no right one: its process ended, and another took its port. */
 static void only_the_named_endpoint_will_do(void **state)
 {
@@ -162,6 +196,7 @@ int main(void)
         IN_BOTH(both_ends_take_the_same_path),
         IN_BOTH(either_may_connect),
         cmocka_unit_test(the_wrong_one_at_an_address_is_passed_over),
+        cmocka_unit_test(an_address_that_swallows_everything_leaves_time_for_the_next),
         cmocka_unit_test(only_the_named_endpoint_will_do),
     };
     return DUO_MAIN("endpoint_sides", tests);
