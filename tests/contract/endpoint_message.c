@@ -156,6 +156,32 @@ static void many_that_are_too_long(void **state)
     }
 }
 
+/* That they were is said behind much that goes the same way, and tells how many were taken well. */
+static void too_long_behind_what_waits(void **state)
+{
+    struct duo *d = *state;
+    enum { LONG = 100, N = 30, WAITING = 400 };
+    struct area near = duo_area(d, A, MIB, 0, 0), far = duo_area(d, B, MIB, 0, 0);
+    static weft_op_t sends[N], recvs[N], waiting[WAITING];
+    for (int i = 0; i < N; i++)
+        sends[i] = duo_send(d, A, 0, near, 0, i % 3 ? LONG : 10);
+    weft_op_t last = duo_send(d, A, 0, near, 0, 10); /* there, when the one behind it is */
+    for (int i = 0; i < WAITING; i++)
+        waiting[i] = duo_send(d, B, 0, far, 0, 1000);
+    for (int i = 0; i < N; i++)
+        recvs[i] = duo_recv(d, B, 0, far, MIB / 2, 10);
+    duo_wait(d, B, duo_recv(d, B, 0, far, MIB / 2, 10), 0);
+    for (int i = 0; i < N; i++) {
+        duo_wait(d, B, recvs[i], i % 3 ? WEFT_ETRUNC : 0);
+        duo_wait(d, A, sends[i], i % 3 ? WEFT_ETRUNC : 0);
+    }
+    duo_wait(d, A, last, 0);
+    for (int i = 0; i < WAITING; i++) {
+        duo_wait(d, A, duo_recv(d, A, 0, near, MIB / 2, 1000), 0);
+        duo_wait(d, B, waiting[i], 0);
+    }
+}
+
 /* --- order --------------------------------------------------------------------------------- */
 
 /* Messages of all sizes, sent before any receive: they are matched in the order posted. */
@@ -420,6 +446,7 @@ int main(void)
         IN_ONE(thousands_of_pieces),
         IN_BOTH(a_shorter_buffer_is_an_error_on_both_sides),
         IN_BOTH(many_that_are_too_long),
+        IN_BOTH(too_long_behind_what_waits),
         IN_BOTH(many_unexpected_in_order),
         IN_BOTH(many_expected_in_order),
         IN_ONE(more_than_the_window),
