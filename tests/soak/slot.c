@@ -151,6 +151,8 @@ static bool slot_accept(struct side *side, struct slot *slot)
     CHECK((side->plan.dies || atomic_load(&side->ledger->stop)) && rc != WEFT_ETIMEOUT,
           "slot %d, epoch %u (ended %u): a first answer: %s", slot->index, slot->epoch,
           atomic_load(&side->ledger->ended[slot->index]), weft_last_error());
+    /* an answer that was canceled may have been taken: then the other side uses the conn */
+    atomic_store(&side->ledger->ended[slot->index], slot->epoch);
     WEFT_OK(weft_conn_close(conn));
     return false;
 }
