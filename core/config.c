@@ -174,14 +174,14 @@ static struct setting table[] = {
 };
 #define COUNT (sizeof table / sizeof *table)
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of who changes the table */
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(); /* of who changes the table */
 
 void weft__config_read(void)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     for (size_t i = 0; i < COUNT; i++)
         weft__env_read(&table[i].env, table[i].name);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
 }
 
 static struct setting *find(const char *name)
@@ -250,11 +250,11 @@ int weft_config_set(const char *name, const char *value)
     if (value && check(s, value))
         return -EINVAL;
     weft__config_read();
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     const char *kept = value ? weft__text_keep(value) : NULL;
     if (!value || kept)
         atomic_store_explicit(&s->set, kept, memory_order_release);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return value && !kept ? weft_fail(-ENOMEM, "setting %s: no memory", name) : 0;
 }
 

@@ -12,7 +12,7 @@ struct text {
     char text[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK();
 static struct text *texts; /* one of each */
 
 /* The lock is held. */
@@ -38,11 +38,11 @@ static const char *add(const char *value)
 
 const char *weft__text_keep(const char *value)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     const char *kept = find(value);
     if (!kept)
         kept = add(value);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return kept;
 }
 

@@ -30,7 +30,8 @@ struct slot {
     uint32_t next_free;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void shut_all(void);
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(.in_child = shut_all);
 static _Atomic(struct slot *) chunks[CHUNKS];
 static uint32_t nslots, free_head = UINT32_MAX, free_tail = UINT32_MAX;
 
@@ -88,37 +89,18 @@ static int grow(void)
     return 0;
 }
 
-/* What a child has of the table is whole, and all of it shut. */
-static void lock_all(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-static void unlock_all(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
+/* All that a child has of the table. */
 static void shut_all(void)
 {
     for (uint32_t i = 0; i < nslots; i++)
         atomic_fetch_or(&slot_at(i)->state, SHUT);
-    unlock_all();
-}
-
-static void watch_forks(void)
-{
-    if (pthread_atfork(lock_all, unlock_all, shut_all))
-        weft_log(WEFT_LOG_WARN, "core", "a child of fork must not use handles, and will not be kept from it: no memory");
 }
 
 uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
 {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     if (free_head == UINT32_MAX && grow()) {
-        pthread_mutex_unlock(&lock);
+        weft_static_unlock(&lock);
         return 0;
     }
     uint32_t i = free_head;
@@ -131,7 +113,7 @@ uint64_t weft__handle_open(enum weft__kind kind, void *obj, void *owner)
     uint32_t generation = (uint32_t)(atomic_load(&slot->state) >> 32) + 1;
     /* pairs with the acquire in get: obj is there before the generation is */
     atomic_store_explicit(&slot->state, opened(generation, kind), memory_order_release);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return weft__handle_make(kind, i, generation);
 }
 
@@ -204,9 +186,9 @@ static void recycle(uint64_t handle)
     uint32_t i = weft__handle_slot(handle);
     uint64_t generation = (uint32_t)handle;
     atomic_store(&slot_of(handle)->state, generation << 32 | SHUT);
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     give(i);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
 }
 
 void weft__handle_drain(uint64_t handle, uint32_t mine)

@@ -39,38 +39,41 @@ struct making {
 
 /* --- all of this process ------------------------------------------------------------------------ */
 
-static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER; /* inside all others */
+static void forget_own(void);
+static struct weft_static_lock own_lock = WEFT_STATIC_LOCK(.in_child = forget_own); /* inside all others */
 static struct weft_list own = {&own, &own};
-static pid_t own_process; /* a child's memory is not its parent's */
+
+/* A child's memory is not its parent's. */
+static void forget_own(void)
+{
+    weft_list_init(&own);
+}
 
 static void own_add(struct weft__export *export)
 {
-    pthread_mutex_lock(&own_lock);
-    if (own_process != getpid())
-        weft_list_init(&own);
-    own_process = getpid();
+    weft_static_lock(&own_lock);
     weft_list_push(&own, &export->in_own);
-    pthread_mutex_unlock(&own_lock);
+    weft_static_unlock(&own_lock);
 }
 
 static void own_remove(struct weft__export *export)
 {
-    pthread_mutex_lock(&own_lock);
+    weft_static_lock(&own_lock);
     weft_list_remove(&export->in_own);
-    pthread_mutex_unlock(&own_lock);
+    weft_static_unlock(&own_lock);
 }
 
 bool weft__ipc_is_own(uint64_t key, uint64_t addr, uint64_t len, uint32_t access)
 {
     bool is = false;
-    pthread_mutex_lock(&own_lock);
-    for (const struct weft_list *at = own.next; at != &own && own_process == getpid() && !is;
+    weft_static_lock(&own_lock);
+    for (const struct weft_list *at = own.next; at != &own && !is;
          at = at->next) {
         const struct weft__reg *reg = WEFT_LIST_OF(at, struct weft__export, in_own)->reg;
         is = reg->key == key && (uintptr_t)reg->addr == addr && reg->len == len &&
              reg->access == access;
     }
-    pthread_mutex_unlock(&own_lock);
+    weft_static_unlock(&own_lock);
     return is;
 }
 

@@ -129,7 +129,7 @@ int weft_library_open(struct weft_library *library)
 {
     const char *files = weft_config_str(library->setting);
     int rc = 0;
-    pthread_mutex_lock(&library->lock);
+    weft_static_lock(&library->lock);
     if (strlen(files) >= sizeof library->loaded)
         rc = weft_fail(WEFT_ENODEV, "%s: %s is too long", library->whose, library->setting);
     else if (*library->loaded && strcmp(library->loaded, files) != 0)
@@ -137,11 +137,13 @@ int weft_library_open(struct weft_library *library)
                        library->loaded, files);
     else if (!*library->loaded)
         rc = load(library, files);
-    if (rc == 0)
-        strcpy(library->loaded, files);
-    else if (!*library->loaded)
+    if (rc == 0 && *files) { /* its first character last: a child of fork may have some of it */
+        strcpy(library->loaded + 1, files + 1);
+        *library->loaded = *files;
+    }
+    if (rc && !*library->loaded)
         remember(library, files);
-    pthread_mutex_unlock(&library->lock);
+    weft_static_unlock(&library->lock);
     return rc;
 }
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static pthread_mutex_t sink_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock sink_lock = WEFT_STATIC_LOCK();
 static weft_log_fn *sink;
 static void *sink_user;
 
@@ -16,10 +16,10 @@ static const char *const level_names[] = {"error", "warn", "info", "debug"};
 
 void weft_log_set(weft_log_fn *fn, void *user)
 {
-    pthread_mutex_lock(&sink_lock);
+    weft_static_lock(&sink_lock);
     sink = fn;
     sink_user = user;
-    pthread_mutex_unlock(&sink_lock);
+    weft_static_unlock(&sink_lock);
 }
 
 static int level_of(const char *text, size_t len)
@@ -77,10 +77,10 @@ void weft_log(enum weft_log_level level, const char *subsystem, const char *fmt,
     vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
 
-    pthread_mutex_lock(&sink_lock);
+    weft_static_lock(&sink_lock);
     weft_log_fn *fn = sink;
     void *user = sink_user;
-    pthread_mutex_unlock(&sink_lock);
+    weft_static_unlock(&sink_lock);
     if (fn)
         fn(level, subsystem, line, user);
     else

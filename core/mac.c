@@ -26,7 +26,7 @@ static struct {
     __typeof__(CRYPTO_memcmp) *compare;
 } crypto;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(.foreign = 1);
 static _Atomic(bool) loaded;
 
 static int load(void)
@@ -51,11 +51,11 @@ int weft__mac_load(void)
 {
     if (atomic_load_explicit(&loaded, memory_order_acquire)) /* pairs with the release below */
         return 0;
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     int rc = atomic_load(&loaded) ? 0 : load();
     if (rc == 0)
         atomic_store_explicit(&loaded, true, memory_order_release);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return rc;
 }
 

@@ -28,7 +28,7 @@
 
 /* --- memory of ops --------------------------------------------------------------------------- */
 
-static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock pool_lock = WEFT_STATIC_LOCK();
 _Atomic(struct weft__op *) weft__op_chunks[WEFT__OP_CHUNKS];
 static uint32_t nchunks;
 static struct weft__op *pool; /* free, of no endpoint */
@@ -84,7 +84,7 @@ static void refill(struct weft__endpoint *ep)
     ep->free_ops = atomic_exchange_explicit(&retired, NULL, memory_order_acquire);
     if (ep->free_ops)
         return;
-    pthread_mutex_lock(&pool_lock);
+    weft_static_lock(&pool_lock);
     if (pool || pool_grow() == 0) {
         for (int i = 0; i < WEFT__OP_CHUNK && pool; i++) {
             struct weft__op *op = pool;
@@ -93,7 +93,7 @@ static void refill(struct weft__endpoint *ep)
             ep->free_ops = op;
         }
     }
-    pthread_mutex_unlock(&pool_lock);
+    weft_static_unlock(&pool_lock);
 }
 
 /* Ops that ended and were never asked for, too. */
@@ -105,14 +105,14 @@ void weft__op_pool_free(struct weft__endpoint *ep)
         if (handle && op->ep_handle == ep->handle && weft__op_claim(op, handle))
             weft__op_retire(op);
     }
-    pthread_mutex_lock(&pool_lock);
+    weft_static_lock(&pool_lock);
     while (ep->free_ops) {
         struct weft__op *op = ep->free_ops;
         ep->free_ops = op->qnext;
         op->qnext = pool;
         pool = op;
     }
-    pthread_mutex_unlock(&pool_lock);
+    weft_static_unlock(&pool_lock);
 }
 
 /* The members from one up to another. */

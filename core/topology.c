@@ -119,7 +119,7 @@ static struct {
     hwloc_topology_t topology; /* for good once it is loaded: machines do not change */
 } hw;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(.foreign = 1);
 
 static int find_functions(void)
 {
@@ -323,13 +323,13 @@ static int begin(const char *near, struct place *here)
 int weft__topology_measure(const char *near, struct weft_device_info *list, int n)
 {
     struct place here;
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     int rc = begin(near, &here);
     for (int i = 0; i < n; i++)
         list[i].distance = rc ? WEFT_DISTANCE_UNKNOWN : measure_device(&here, &list[i]);
     if (here.nodes)
         place_close(&here);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return rc;
 }
 
@@ -343,13 +343,13 @@ int weft_topology_info(struct weft_topology_info *info)
     char before[512]; /* of a call that ends well, the sentence stays that of an earlier one */
     snprintf(before, sizeof before, "%s", weft_last_error());
     memset(info, 0, sizeof *info);
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     int rc = begin(near, &here);
     if (rc == 0)
         hw.bitmap_list_snprintf(nodes, sizeof nodes, here.nodes);
     if (here.nodes)
         place_close(&here);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     info->known = rc == 0;
     snprintf(info->near, sizeof info->near, "%s%sNUMA node %s",
              *near ? near : "where this thread may run", *near ? ", " : ": ", nodes);

@@ -23,7 +23,7 @@ struct host_alloc {
 };
 
 /* query has no context, so the allocations of all contexts are in one list. */
-static pthread_mutex_t allocs_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock allocs_lock = WEFT_STATIC_LOCK();
 static struct host_alloc *allocs;
 
 static weft_gpu_probe_fn host_probe;
@@ -88,24 +88,24 @@ static int host_alloc(struct weft_gpu *gpu, uint64_t len, void **addr)
         free(alloc);
         return weft_fail(-ENOMEM, "gpu host: no memory for %" PRIu64 " bytes", len);
     }
-    pthread_mutex_lock(&allocs_lock);
+    weft_static_lock(&allocs_lock);
     *alloc = (struct host_alloc){.next = allocs, .gpu = gpu, .base = base, .len = len};
     allocs = alloc;
-    pthread_mutex_unlock(&allocs_lock);
+    weft_static_unlock(&allocs_lock);
     *addr = base;
     return 0;
 }
 
 static void host_free(struct weft_gpu *gpu, void *addr)
 {
-    pthread_mutex_lock(&allocs_lock);
+    weft_static_lock(&allocs_lock);
     struct host_alloc **at = &allocs;
     while (*at && ((*at)->base != addr || (*at)->gpu != gpu))
         at = &(*at)->next;
     struct host_alloc *alloc = *at;
     if (alloc)
         *at = alloc->next;
-    pthread_mutex_unlock(&allocs_lock);
+    weft_static_unlock(&allocs_lock);
     if (alloc)
         free(alloc->base);
     else if (addr)
@@ -116,7 +116,7 @@ static void host_free(struct weft_gpu *gpu, void *addr)
 static int host_query(const void *addr, struct weft_gpu_range *range)
 {
     int found = 0;
-    pthread_mutex_lock(&allocs_lock);
+    weft_static_lock(&allocs_lock);
     for (const struct host_alloc *alloc = allocs; alloc && !found; alloc = alloc->next) {
         /* below base, the difference wraps to more than any length */
         found = (uintptr_t)addr - (uintptr_t)alloc->base < alloc->len;
@@ -126,7 +126,7 @@ static int host_query(const void *addr, struct weft_gpu_range *range)
                                              .kind = WEFT_MEM_HOST,
                                              .ordinal = alloc->gpu->ordinal};
     }
-    pthread_mutex_unlock(&allocs_lock);
+    weft_static_unlock(&allocs_lock);
     return found;
 }
 

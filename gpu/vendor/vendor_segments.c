@@ -114,7 +114,7 @@ struct opened {
     uint64_t *len; /* of each */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(.foreign = 1);
 static struct opened *all; /* of this process */
 
 static void undo(struct opened *o)
@@ -231,7 +231,7 @@ int vendor_segments_open(const struct vendor_gpu *gpu, const struct vendor_share
                          uintptr_t *start)
 {
     int rc = 0;
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     struct opened *o = find(gpu->vendor, shared->id);
     if (o && o->bytes != shared->bytes)
         rc = weft_fail(WEFT_EPROTO, "another process's memory has another length than before");
@@ -248,18 +248,18 @@ int vendor_segments_open(const struct vendor_gpu *gpu, const struct vendor_share
             put(o);
         }
     }
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return rc;
 }
 
 bool vendor_segments_close(const struct vendor_gpu *gpu, uintptr_t addr)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     struct opened *o = all;
     while (o && (o->vendor != gpu->vendor || addr - o->start >= o->bytes))
         o = o->next;
     if (o)
         put(o);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return o;
 }

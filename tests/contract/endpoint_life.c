@@ -3,6 +3,9 @@
 #include "duo.h"
 
 #include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -435,6 +438,81 @@ static void a_forked_child_has_no_handles(void **state)
     WEFT_OK(weft_endpoint_close(b));
 }
 
+struct busy {
+    struct weft_endpoint_opts opts;
+    char bytes[WEFT_METADATA_MAX];
+    size_t len;
+    _Atomic(bool) over;
+};
+
+/* An endpoint and a conn of its own: 0, or what failed. */
+static int live_once(const struct busy *b, int progress_threads)
+{
+    struct weft_endpoint_opts opts = b->opts;
+    weft_endpoint_t endpoint;
+    weft_conn_t conn;
+    opts.progress_threads = progress_threads;
+    int rc = weft_endpoint_open(&opts, &endpoint);
+    if (rc)
+        return rc;
+    rc = weft_endpoint_connect(endpoint, b->bytes, b->len, NULL, &conn);
+    if (rc == 0)
+        rc = (int)weft_notify(conn, "here", 4, T);
+    int closed = weft_endpoint_close(endpoint);
+    return rc < 0 ? rc : closed;
+}
+
+static void *live_again_and_again(void *arg)
+{
+    struct busy *b = arg;
+    while (!atomic_load(&b->over))
+        if (live_once(b, 1))
+            return arg;
+    return NULL;
+}
+
+/* Other threads hold the library's locks when it forks; the child, which does not have these threads, does all that they
+ * do. Not over a vendor's library, which has locks and devices of its own. */
+static void a_child_forked_while_others_are_busy(void **state)
+{
+    (void)state;
+    enum { THREADS = 2, CHILDREN = 40 };
+    static struct busy b;
+    struct weft_notif notif;
+    pthread_t threads[THREADS];
+    void *failed;
+    int status;
+    if (strcmp(test_transport(), "tcp") && strcmp(test_transport(), "local"))
+        return;
+    b.opts = duo_opts();
+    b.opts.gpu = "host"; /* a vendor's is its process's alone */
+    b.opts.passive_accept = 1;
+    weft_endpoint_t server;
+    WEFT_OK(weft_endpoint_open(&b.opts, &server));
+    b.len = (size_t)WEFT_OK(weft_endpoint_metadata(server, b.bytes, sizeof b.bytes));
+    atomic_store(&b.over, false);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, live_again_and_again, &b), 0);
+    for (int i = 0; i < CHILDREN; i++) {
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* one that hangs ends with the test */
+            _exit(live_once(&b, WEFT_PROGRESS_CALLER) ? 1 : 0);
+        }
+        TEST_UNTIL(waitpid(child, &status, WNOHANG) == child, test_sleep_ms(1), "child %d", i);
+        assert_int_equal(status, 0);
+        while (weft_endpoint_notif(server, 0, &notif) == 0)
+            weft_notif_free(&notif);
+    }
+    atomic_store(&b.over, true);
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], &failed);
+        assert_null(failed);
+    }
+    WEFT_OK(weft_endpoint_close(server));
+}
+
 #define ALONE(test) cmocka_unit_test(test)
 
 int main(void)
@@ -456,6 +534,7 @@ int main(void)
         ALONE(close_waits_once_for_all_conns),
         ALONE(stale_foreign_and_null_handles),
         ALONE(a_forked_child_has_no_handles),
+        ALONE(a_child_forked_while_others_are_busy),
     };
     return DUO_MAIN("endpoint_life", tests);
 }

@@ -24,7 +24,7 @@ struct list {
     char *words[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK();
 static struct list *newest;
 
 static char *word_of(const char *name, const char *value)
@@ -61,8 +61,8 @@ static void append(const char *name, const char *value)
 
 void efa_env_default(const char *name, const char *value)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     if (!getenv(name))
         append(name, value);
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
 }

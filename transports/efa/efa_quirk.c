@@ -33,7 +33,7 @@
 #define RXD_CHUNK 65536u
 #define RXD_FETCH 8192u
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct weft_static_lock lock = WEFT_STATIC_LOCK();
 static struct fid **buried;
 static size_t nburied, room;
 static int users;
@@ -50,9 +50,9 @@ bool efa_quirk_begin(const struct fi_info *info)
 {
     if (strcmp(info->fabric_attr->prov_name, "shm") != 0)
         return false;
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     users++;
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
     return true;
 }
 
@@ -87,7 +87,7 @@ bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
 
 void efa_quirk_bury(struct fid *fid)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     if (nburied == room) {
         struct fid **more = realloc(buried, (room + 64) * sizeof(struct fid *));
         if (more) {
@@ -97,12 +97,12 @@ void efa_quirk_bury(struct fid *fid)
     }
     if (nburied < room)
         buried[nburied++] = fid; /* else it stays open for good */
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
 }
 
 void efa_quirk_end(void)
 {
-    pthread_mutex_lock(&lock);
+    weft_static_lock(&lock);
     if (--users == 0) {
         for (size_t i = 0; i < nburied; i++)
             fi_close(buried[i]);
@@ -110,5 +110,5 @@ void efa_quirk_end(void)
         buried = NULL;
         nburied = room = 0;
     }
-    pthread_mutex_unlock(&lock);
+    weft_static_unlock(&lock);
 }

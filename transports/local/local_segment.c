@@ -32,11 +32,20 @@ _Static_assert(sizeof(struct local_segment_head) <= LOCAL_SEGMENT_HEAD, "head fi
 #define GATE_TURN_MASK 0x7fffffffu
 #define GATE_INSIDE_MASK 0xffffu
 
-static pthread_mutex_t segments_lock = PTHREAD_MUTEX_INITIALIZER;
+static void forget_segments(void);
+static struct weft_static_lock segments_lock = WEFT_STATIC_LOCK(.in_child = forget_segments);
 /* Inodes of memory files are numbers in a row, so their low bits are the hash. Ten thousand links
  * have a handful in each bucket, and the table is touched where it is used only. */
 #define BUCKETS 4096
 static struct local_segment *segments[BUCKETS];
+
+/* A child has none of them (MADV_DONTFORK), and a number of a file comes round again. */
+static void forget_segments(void)
+{
+    for (int i = 0; i < BUCKETS; i++)
+        if (segments[i]) /* a table that was not used is not touched */
+            segments[i] = NULL;
+}
 
 static struct local_segment **bucket_of(ino_t ino)
 {
@@ -78,7 +87,7 @@ static int get(int fd, uint64_t ring_size, struct local_segment **out)
         return weft_fail(WEFT_EPROTO, "local: a segment has %" PRId64 " bytes, not %" PRIu64,
                          (int64_t)st.st_size, segment_bytes(ring_size));
     int rc = 0;
-    pthread_mutex_lock(&segments_lock);
+    weft_static_lock(&segments_lock);
     struct local_segment **bucket = bucket_of(st.st_ino), *segment = *bucket;
     while (segment && (segment->ino != st.st_ino || segment->dev != st.st_dev))
         segment = segment->next;
@@ -91,7 +100,7 @@ static int get(int fd, uint64_t ring_size, struct local_segment **out)
             *bucket = segment;
         }
     }
-    pthread_mutex_unlock(&segments_lock);
+    weft_static_unlock(&segments_lock);
     if (!rc)
         *out = segment;
     return rc;
@@ -143,7 +152,7 @@ int local_segment_open(int fd, uint64_t ring_size, struct local_segment **segmen
 
 void local_segment_put(struct local_segment *segment)
 {
-    pthread_mutex_lock(&segments_lock);
+    weft_static_lock(&segments_lock);
     if (--segment->refs == 0) {
         struct local_segment **at = bucket_of(segment->ino);
         while (*at != segment)
@@ -152,7 +161,7 @@ void local_segment_put(struct local_segment *segment)
         munmap(segment->base, segment_bytes(segment->ring_size));
         free(segment);
     }
-    pthread_mutex_unlock(&segments_lock);
+    weft_static_unlock(&segments_lock);
 }
 
 void local_segment_attach(struct local_segment *segment, struct local_link *link)

@@ -358,6 +358,23 @@ WEFT_API int weft_config_unmet(const char *setting, uint64_t met, const char *hi
                                struct weft_device_info *list, int max, int n);
 
 /*
+ * A lock of static storage, which a child of fork finds open whoever had it, and what it guards whole: a fork waits until
+ * it has all of them (core/fork.c). `foreign`: code of others runs under it, which may itself fork: for that one no fork
+ * waits, and in a child it is new; what it guards is to be good at any moment. `in_child`, or NULL: called in the child,
+ * which has the lock.
+ */
+struct weft_static_lock {
+    pthread_mutex_t mutex;
+    int foreign;
+    void (*in_child)(void);
+    int is_known; /* by __atomic functions: C++ reads this, too */
+    struct weft_static_lock *next;
+};
+#define WEFT_STATIC_LOCK(...) {.mutex = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
+WEFT_API void weft_static_lock(struct weft_static_lock *lock);
+WEFT_API void weft_static_unlock(struct weft_static_lock *lock);
+
+/*
  * A vendor's library, opened when it is first needed and never closed, so that pointers into it stay good. Static
  * storage; only what follows `fill` changes.
  */
@@ -368,11 +385,11 @@ struct weft_library {
     const char *package; /* that has it, for messages */
     int (*fill)(
         void *opened); /* finds the functions; what it refuses is asked again, and stays loaded */
-    pthread_mutex_t lock;
+    struct weft_static_lock lock;
     uint64_t absent; /* what was so when it was looked for last, and was not there */
     char loaded[256];
 };
-#define WEFT_LIBRARY(...) {.lock = PTHREAD_MUTEX_INITIALIZER, __VA_ARGS__}
+#define WEFT_LIBRARY(...) {.lock = WEFT_STATIC_LOCK(.foreign = 1), __VA_ARGS__}
 
 /* 1: it is in this process already, whoever has loaded it; else 0, and 0 while it was refused and nothing was loaded since. */
 WEFT_API int weft_library_present(struct weft_library *library);
