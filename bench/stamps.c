@@ -8,7 +8,7 @@
  * It stands before recv, recvfrom and send, of which each thread is looked at by itself, and writes a
  * table to standard error as a process ends that has sent 1000 times or more: the tenth, half and
  * nine tenths of each. Cycles are those of the time-stamp counter, which are not the processor's own
- * where that changes its clock. Threads that end together may lose a count.
+ * where that changes its clock.
  */
 #include <stdatomic.h>
 #include <stdint.h>

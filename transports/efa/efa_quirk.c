@@ -33,10 +33,19 @@
 #define RXD_CHUNK 65536u
 #define RXD_FETCH 8192u
 
-static struct weft_static_lock lock = WEFT_STATIC_LOCK();
+static void forget_buried(void);
+static struct weft_static_lock lock = WEFT_STATIC_LOCK(.foreign = 1, .in_child = forget_buried);
 static struct fid **buried;
 static size_t nburied, room;
 static int users;
+
+/* They are the parent's, who may have been in the middle of closing them. */
+static void forget_buried(void)
+{
+    buried = NULL;
+    nburied = room = 0;
+    users = 0;
+}
 
 void efa_quirk_prepare(const char *provider)
 {

@@ -8,7 +8,8 @@
  *
  * Handles are 64-bit values with a generation, never pointers: using one that was closed, is
  * foreign or is of another kind gives WEFT_EHANDLE. 0 is never a handle. A handle belongs to the
- * process that made it: to a child of fork its parent's are stale, and it opens its own.
+ * process that made it: to a child of fork its parent's are stale, and it opens its own (over tcp and
+ * local: what a child may do with a vendor's library is that library's to say).
  *
  * Threads. Every function may be called from any thread, on the same objects at once.
  *

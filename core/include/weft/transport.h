@@ -360,8 +360,8 @@ WEFT_API int weft_config_unmet(const char *setting, uint64_t met, const char *hi
 /*
  * A lock of static storage, which a child of fork finds open whoever had it, and what it guards whole: a fork waits until
  * it has all of them (core/fork.c). `foreign`: code of others runs under it, which may itself fork: for that one no fork
- * waits, and in a child it is new; what it guards is to be good at any moment. `in_child`, or NULL: called in the child,
- * which has the lock.
+ * waits, and in a child it is new; what it guards is to be good at any moment, or made anew by in_child. `in_child`, or
+ * NULL: called in the child, where nobody else has the lock.
  */
 struct weft_static_lock {
     pthread_mutex_t mutex;
