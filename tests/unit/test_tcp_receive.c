@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How tcp receives (transports/tcp/tcp_rx.c): frames cut anywhere on a socket for long ones, payload that goes straight to its
- * place, messages that stay with the caller while more is received, ends right behind data.
+ * place, messages that stay with the caller while more is received, ends right behind data, and where there is no memory.
  */
 #include "still_clock.h"
 #include "tcp_stranger.h"
@@ -49,6 +49,30 @@ ssize_t __wrap_recvmsg(int fd, struct msghdr *msg, int flags)
     ssize_t n = __real_recvmsg(fd, msg, flags);
     note(msg->msg_iov, msg->msg_iovlen, n);
     return n;
+}
+
+static bool starving; /* no buffer is to be had */
+static struct tcp_buf *kept;
+
+void *__real_malloc(size_t n);
+void *__wrap_malloc(size_t n);
+void *__wrap_malloc(size_t n)
+{
+    return starving && n == sizeof(struct tcp_buf) ? NULL : __real_malloc(n);
+}
+
+static void starve(struct tcp_nic *nic)
+{
+    starving = true;
+    for (struct tcp_buf *buf; (buf = tcp_buf_get(nic)); kept = buf)
+        buf->next = kept;
+}
+
+static void feed(struct tcp_nic *nic)
+{
+    starving = false;
+    for (struct tcp_buf *buf; (buf = kept); tcp_buf_put(nic, buf))
+        kept = buf->next;
 }
 
 /* --- long frames -------------------------------------------------------------------------------- */
@@ -503,10 +527,49 @@ static void an_end_behind_what_waits_is_heard(void **state)
         close_other(s, &others[i]);
 }
 
-/* Also after a test that has failed while the clock stood. */
+static int unread_bytes(const struct tcp_sock *sock)
+{
+    int n = -1;
+    assert_int_equal(ioctl(sock->fd, FIONREAD, &n), 0);
+    return n;
+}
+
+/* What comes while there is no memory to receive it waits, as long as its peer does: an end behind it is heard of. */
+static void no_memory_hides_no_end(void **state)
+{
+    struct stranger *s = *state;
+    struct tcp_nic *nic = (struct tcp_nic *)s->pair.side[PAIR_B].nic;
+    const struct tcp_link *link = (const struct tcp_link *)s->link;
+    const struct tcp_frame ack = {.type = TCP_ACK}; /* wants no answer, for which there is no memory either */
+    for (int round = 0; round < 2; round++) {
+        starve(nic);
+        stranger_say_frame(s->fd[0], ack);
+        await_delivery(s->fd[0]);
+        polls(s, IDLE_POLLS);
+        assert_int_equal(link->state, TCP_LINK_UP);
+        assert_int_not_equal(unread_bytes(&link->socks[0]), 0);
+        feed(nic);
+        polls(s, IDLE_POLLS);
+        assert_int_equal(unread_bytes(&link->socks[0]), 0);
+        for (int i = 0; !link->socks[0].unwatched; i++) { /* once more, now that it is read without epoll */
+            stranger_say_frame(s->fd[0], ack);
+            polls(s, 1);
+            assert_true(i < 10000);
+        }
+    }
+    starve(nic);
+    stranger_say_frame(s->fd[0], ack);
+    shutdown(s->fd[0], SHUT_WR);
+    stranger_await_down(s, -ENOMEM);
+    feed(nic);
+}
+
+/* Also after a test that has failed while the clock stood, or memory was short. */
 static int teardown(void **state)
 {
+    struct stranger *s = *state;
     stopped = 0;
+    feed((struct tcp_nic *)s->pair.side[PAIR_B].nic);
     return stranger_teardown(state);
 }
 
@@ -524,6 +587,7 @@ int main(void)
         CASE(messages_stay_as_they_are_until_the_next_poll),
         CASE(an_end_right_behind_data_is_heard),
         CASE(an_end_behind_what_waits_is_heard),
+        CASE(no_memory_hides_no_end),
     };
     return cmocka_run_group_tests_name("tcp_receive", tests, NULL, NULL);
 }

@@ -565,6 +565,14 @@ static void count_busy(struct tcp_poll *poll, struct tcp_sock *sock)
     sock->busy_round = nic->busy_round;
 }
 
+/* There is no memory to receive into: later, but for a peer that has ended, which would not be heard of before. */
+static void starve(struct tcp_sock *sock)
+{
+    struct pollfd seen = {.fd = sock->fd, .events = POLLRDHUP};
+    if (poll(&seen, 1, 0) > 0)
+        tcp_link_fail(sock->link, -ENOMEM);
+}
+
 bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     bool any = false, drained = false;
@@ -572,8 +580,10 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
     int64_t left = mixed ? MIXED_TURN : TCP_TURN;
     sock->turn = poll->nic->polls;
     while (!drained && !sock->rx.waits && left > 0 && poll->budget > 0) {
-        if (!make_room(poll, &sock->rx))
+        if (!make_room(poll, &sock->rx)) {
+            starve(sock);
             break;
+        }
         ssize_t n = receive(sock, mixed ? MIXED_TURN : UINT64_MAX, &drained);
         if (n <= 0)
             break;
