@@ -232,7 +232,6 @@ void weft__notif_down(struct weft__conn *conn)
             continue;
         if (!a->fetching && (a->untaken || !a->ready))
             notif_drop(ep, a);
-        a->untaken = false;
         if (!a->fetching)
             a->conn = NULL;
     }

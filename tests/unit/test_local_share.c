@@ -67,15 +67,20 @@ static int teardown(void **state)
     return 0;
 }
 
-static void post(struct test *t, enum weft_op op, uint64_t len)
+static void post_key(struct test *t, enum weft_op op, uint64_t len, uint64_t key)
 {
     struct weft_cmd cmd = {.op = (uint8_t)op,
                            .remote_addr = (uintptr_t)t->there,
-                           .remote_key = KEY,
+                           .remote_key = key,
                            .len = len,
                            .ctx = CTX,
                            .one = {.addr = t->here, .len = len}};
     pair_post(&t->pair, PAIR_A, &cmd);
+}
+
+static void post(struct test *t, enum weft_op op, uint64_t len)
+{
+    post_key(t, op, len, KEY);
 }
 
 static void polls(struct test *t, int side, int n)
@@ -200,7 +205,19 @@ static void memory_that_is_taken_back_while_the_target_waits(void **state)
     assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_WRITE, CTX).comp.status, WEFT_EKEY);
 }
 
-/* One that is stopped in the middle of a unit holds up neither the link nor another memory. */
+/* The target copies all of it alone. */
+static void no_help_with(struct test *t, uint64_t key)
+{
+    t->initiator->help.units = 0;
+    post_key(t, WEFT_OP_WRITE, LEN, key);
+    polls(t, PAIR_B, 1);
+    assert_int_equal(t->target->share.slot, LOCAL_NO_SLOT);
+    polls(t, PAIR_A, MANY);
+    assert_int_equal(t->initiator->help.units, 0);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+}
+
+/* One that is stopped in the middle of a unit holds up neither the link nor another memory, of which it is offered nothing. */
 static void memory_that_is_taken_back_from_an_initiator_in_a_unit(void **state)
 {
     struct test *t = *state;
@@ -211,6 +228,8 @@ static void memory_that_is_taken_back_from_an_initiator_in_a_unit(void **state)
     assert_int_equal(ops->mem_dereg(nic, t->mem.mem), WEFT_EAGAIN);
     assert_int_equal(pair_wait(&t->pair, PAIR_A, WEFT_OP_WRITE, CTX).comp.status, WEFT_EKEY);
     struct weft_mem_handle other = pair_reg(&t->pair, PAIR_B, t->there, LEN, PAIR_ALL, KEY + 1);
+    no_help_with(t, KEY + 1);
+    assert_true(*t->target->share.word & BUSY);
     PAIR_OK(ops->mem_dereg(nic, other.mem));
     assert_int_equal(ops->mem_dereg(nic, t->mem.mem), WEFT_EAGAIN);
     *t->target->share.word &= ~BUSY;
@@ -219,6 +238,20 @@ static void memory_that_is_taken_back_from_an_initiator_in_a_unit(void **state)
     begin(t, WEFT_OP_WRITE);
     finish(t, WEFT_OP_WRITE, t->there, 1);
     PAIR_OK(ops->mem_dereg(nic, t->mem.mem));
+}
+
+static void a_link_that_lets_nobody_in_any_more(void **state)
+{
+    struct test *t = *state;
+    begin(t, WEFT_OP_WRITE);
+    local_link_recall(t->pair.side[PAIR_B].link, true);
+    assert_true(local_link_recalled(t->pair.side[PAIR_B].link));
+    polls(t, PAIR_A, MANY);
+    polls(t, PAIR_B, 1);
+    assert_int_equal(t->target->share.slot, LOCAL_NO_SLOT);
+    assert_int_equal(t->initiator->help.left, UNITS - 3);
+    finish(t, WEFT_OP_WRITE, t->there, 1);
+    no_help_with(t, KEY);
 }
 
 static void a_link_that_is_closed(void **state)
@@ -394,6 +427,7 @@ int main(void)
         CASE(memory_that_is_taken_back),
         CASE(memory_that_is_taken_back_while_the_target_waits),
         CASE(memory_that_is_taken_back_from_an_initiator_in_a_unit),
+        CASE(a_link_that_lets_nobody_in_any_more),
         CASE(a_link_that_is_closed),
         CASE(a_link_that_is_closed_while_the_initiator_is_in_a_unit),
         CASE(the_target_sleeps_until_the_initiator_is_through),
