@@ -64,7 +64,7 @@ int weft__mapping_check(int fd, const void *addr, uint64_t len, bool read, bool 
     if (!at)
         return 0;
     if (read && first_without(READABLE, fd, (void *)at, 1))
-        return weft_fail(-EFAULT, "%llu bytes at %p cannot be read from %p on: that is a GPU's memory, or nobody's",
+        return weft_fail(-EFAULT, "%llu bytes at %p cannot be read from %p on: mapped without PROT_READ, or a GPU's memory",
                          (unsigned long long)len, addr, (void *)at);
     return weft_fail(-EFAULT,
                      "%llu bytes at %p are for peers to write, and mapped read-only from %p on: WEFT_READ alone registers such memory",

@@ -485,7 +485,7 @@ int weft__threads_start(struct weft__endpoint *ep, int n)
             free(arg);
             stop(ep, i);
             ep->nthreads = 0;
-            return weft_fail(-rc, "cannot start progress thread %d", i);
+            return weft_fail(-rc, "cannot start progress thread %d: %s", i, weft_strerror(-rc));
         }
     }
     return 0;

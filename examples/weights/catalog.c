@@ -42,7 +42,7 @@ static int visit(struct catalog *c, const FTSENT *f, size_t skip)
     case FTS_F:
         if (name_ok(f->fts_path + skip, f->fts_pathlen - skip))
             return add(c, f->fts_path + skip, f->fts_statp);
-        say("not served: %s (unfinished, or a name that cannot be printed)", f->fts_path);
+        say("not served: %s (unfinished, or a name that is too long or cannot be printed)", f->fts_path);
         return 0;
     case FTS_D:
     case FTS_DP:

@@ -2,6 +2,7 @@
 /* Words for the user: complaints and the progress bar, both on standard error. */
 #include "weights.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <time.h>
@@ -22,15 +23,18 @@ static void wipe(void)
 
 void say(const char *fmt, ...)
 {
+    char line[2 * PATH_MAX];
     va_list args;
     va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    for (char *c = line; *c; c++) /* names of files may steer a terminal */
+        if ((unsigned char)*c < 0x20 || *c == 0x7f)
+            *c = '?';
     pthread_mutex_lock(&lock);
     wipe();
-    fputs("weights: ", stderr);
-    vfprintf(stderr, fmt, args);
-    fputc('\n', stderr);
+    fprintf(stderr, "weights: %s\n", line);
     pthread_mutex_unlock(&lock);
-    va_end(args);
 }
 
 int say_weft(int code, const char *what)

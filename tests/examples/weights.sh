@@ -131,10 +131,16 @@ case_tree() {
     random_file "-dash" 5
     for i in $(seq 300); do echo "file $i" >"$src/deep/er/small $i"; done
     ln -s /etc/passwd "$src/link"
+    : >"$src/begun.part"
+    : >"$src/$(printf 'l%.0s' $(seq 251))" # with .part behind it no name of a file any more
+    : >"$src/$(printf 'steers\033[2J')"
     serve 127.0.0.1:0
-    grep -q 'not served.*link' "$work/server.log" || fail "the link is not named"
+    for name in link begun.part lll 'steers?\[2J'; do
+        grep -q "not served.*$name" "$work/server.log" || fail "$name is not named"
+    done
+    grep -q "$(printf '\033')" "$work/server.log" && fail "a name steers the terminal"
     pull || fail "pull: status $?"
-    rm "$src/link"
+    rm "$src/link" "$src/begun.part" "$src/lll"* "$src/steers"*
     rmdir -p "$src/empty dir/gone" 2>/dev/null
     same
     [ "$(moved)" -eq "$(size_of_src)" ] || fail "moved $(moved) of $(size_of_src) bytes"
