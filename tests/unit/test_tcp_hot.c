@@ -31,7 +31,7 @@
 #define TURN_LOOKS 3 /* receives for a message, where there are too many sockets to ask one by one */
 /* In which it finds a host gone with WEFT_TCP_TIMEOUT=1000: 1.5 to 3 s, and 80 s with a clock that is seldom looked at. */
 #define GONE_MS 8000
-#define LOSSY_MS 4000 /* in which it would be */
+#define LOSSY_MS 4000 /* in which one is not, that has acknowledged just now: longer than it would take */
 /* Of the target, for as many messages among floods. Short ones: one each, and 4 if they wait for their turn among what is long. Long:
  * 4 each; 8 to 128, each time twice as many, if they wait for epoll. */
 #define SHORT_POLLS (MESSAGES + 2)
@@ -265,7 +265,7 @@ static void who_polls_seldom_finds_that_a_host_is_gone(void **state)
     gone = heard = true;
     pair_post(p, A, 0, &there);
     poll_seldom(p, LOSSY_MS);
-    CHECK(!pair_link_state(p, A, 0).down, "a host that asks again, and is answered, has been given up");
+    CHECK(!pair_link_state(p, A, 0).down, "a host that has acknowledged just now was given up");
     heard = false;
     poll_seldom(p, GONE_MS);
     gone = false;

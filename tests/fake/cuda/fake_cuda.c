@@ -684,7 +684,7 @@ static void *worker(void *none)
     return NULL;
 }
 
-/* With the lock held. It has begun when this returns: a process that ends while a thread is being made puts LeakSanitizer out. */
+/* With the lock held. It has begun when this returns: the process may end next, and LeakSanitizer looks at all threads then. */
 static int start_worker(void)
 {
     static int made; /* in this process */
@@ -693,8 +693,8 @@ static int start_worker(void)
         if (pthread_create(&thread, NULL, worker, NULL))
             return VENDOR_ENOMEM;
         pthread_detach(thread);
+        made = getpid();
     }
-    made = getpid();
     while (working != getpid())
         pthread_cond_wait(&begun, &lock);
     return VENDOR_OK;
