@@ -45,9 +45,9 @@
 # A test that exits with 77 is counted as skipped; it prints why. What needs no hardware may not
 # skip: for local and tcp with host, 77 is a failure.
 
-set(WEFT_TEST_TIMEOUT 60)
+set(WEFT_TEST_TIMEOUT 180)
 if(WEFT_SANITIZE)
-    set(WEFT_TEST_TIMEOUT 180)
+    set(WEFT_TEST_TIMEOUT 360)
 endif()
 # Reorders and delays (microseconds) completions, and accepts one post of five only in part.
 set(WEFT_TEST_FAULT "seed=1,reorder=8,delay=200,partial=20")
@@ -177,7 +177,7 @@ set(WEFT_EFA_udp_rxd "udp\\;ofi_rxd")
 function(weft__efa_entry name file provider)
     cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "LABELS;ENVIRONMENT")
     # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
-    weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 240
+    weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 360
                      LABELS contract efa ${provider} ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_NO_SKIP=1
                      "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
@@ -221,7 +221,7 @@ function(weft_add_efa_double_test double file)
         set(provider WEFT_EFA_PROVIDER=shm)
         string(APPEND efa ,noinject=1)
     endif()
-    weft__test_entry(contract.${file}.efa.${double} contract_${file} TIMEOUT 240
+    weft__test_entry(contract.${file}.efa.${double} contract_${file} TIMEOUT 360
                      LABELS contract efa fake double ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1 FI_TCP_IFACE=lo
                      FI_OFI_RXM_MSG_RX_SIZE=256 WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric> ${provider}
@@ -243,7 +243,7 @@ function(weft_add_gpu_memory_test file transport gpu memory)
     if(arg_NAME)
         set(name ${arg_NAME})
     endif()
-    weft__test_entry(contract.${file}.${transport}.${gpu}.${name} contract_${file} TIMEOUT 120
+    weft__test_entry(contract.${file}.${transport}.${gpu}.${name} contract_${file} TIMEOUT 300
                      LABELS contract gpu endpoint ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=${transport} WEFT_TEST_GPU=${gpu} WEFT_TEST_MEMORY=${memory} ${WEFT_TEST_ONCE}
                      ${arg_ENVIRONMENT})

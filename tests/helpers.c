@@ -98,7 +98,7 @@ const char *test_fault(void)
 
 int test_deadline_ms(void)
 {
-    return atoi(test_env("WEFT_TEST_DEADLINE", "20000"));
+    return atoi(test_env("WEFT_TEST_DEADLINE", "60000"));
 }
 
 uint64_t test_deadline(void)

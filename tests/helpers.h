@@ -35,7 +35,7 @@
 #define ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
 
 /* A wait that would hang fails after this many milliseconds: WEFT_TEST_DEADLINE. The default is far above
- * what the slowest run (under a sanitizer, two tests at once on one core) needs. */
+ * what the slowest run (under a sanitizer, beside four busy programs on two cores) needs. */
 #define TEST_DEADLINE_MS test_deadline_ms()
 int test_deadline_ms(void);
 
