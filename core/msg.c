@@ -114,16 +114,15 @@ static void push(struct weft__conn *conn, struct weft__msg *msg)
 static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg_head *head,
                                  size_t body_len)
 {
-    struct weft__msg *msg = body_len ? malloc(sizeof *msg + body_len)
-                                     : weft__pool_get(&conn->ep->msgs, sizeof *msg);
+    struct weft__msg *msg = body_len > WEFT__MSG_SHORT
+                                ? malloc(sizeof *msg + body_len)
+                                : weft__pool_get(&conn->ep->msgs, sizeof *msg + WEFT__MSG_SHORT);
     if (!msg) {
         weft__conn_down(conn, -ENOMEM, "no memory for a message of %zu bytes", body_len);
         return NULL;
     }
     msg->conn = conn;
     msg->op = NULL;
-    msg->pieces = NULL;
-    msg->npieces = 0;
     msg->encoded = false;
     msg->info = *head;
     msg->info.seq = conn->next_seq++;
@@ -148,7 +147,7 @@ int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, c
 int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
                       struct weft__op *op, const struct weft__piece *pieces, size_t npieces)
 {
-    bool in_place = npieces <= WEFT__MSG_IOV;
+    bool in_place = npieces <= WEFT__MSG_IOV && head->len > WEFT__MSG_SHORT;
     struct weft__msg *msg = msg_new(conn, head, in_place ? 0 : head->len);
     if (!msg)
         return -ENOMEM;
@@ -179,25 +178,33 @@ static struct weft__link *pick(struct weft__conn *conn)
     return NULL;
 }
 
-static void build(struct weft__msg *msg)
+/* The payload is memory of its op. */
+static WEFT__APART void build_in_place(struct weft__msg *msg)
 {
-    struct weft__wr *wr = &msg->wr;
-    encode(msg);
+    struct weft_cmd *cmd = &msg->wr.cmd;
     uint16_t n = 0;
-    uint64_t len = sizeof msg->head + msg->body_len;
     msg->iov[n++] = (struct weft_iov_local){msg->head, sizeof msg->head, NULL};
-    if (msg->body_len)
-        msg->iov[n++] = (struct weft_iov_local){msg->body, msg->body_len, NULL};
     for (size_t i = 0; i < msg->npieces; i++) {
         if (!msg->pieces[i].len)
             continue;
         msg->iov[n++] = (struct weft_iov_local){msg->pieces[i].addr, msg->pieces[i].len, NULL};
-        len += msg->pieces[i].len;
+        cmd->len += msg->pieces[i].len;
     }
+    cmd->niov = n;
+    cmd->iov = msg->iov;
+}
+
+static void build(struct weft__msg *msg)
+{
+    struct weft__wr *wr = &msg->wr;
+    uint64_t len = sizeof msg->head + msg->body_len;
+    encode(msg);
     wr->cmd = (struct weft_cmd){
-        .op = WEFT_OP_SEND, .niov = n, .len = len, .ctx = (uintptr_t)wr, .iov = msg->iov};
+        .op = WEFT_OP_SEND, .len = len, .ctx = (uintptr_t)wr, .one = {msg->head, len, NULL}};
     if (msg->info.patient)
         wr->cmd.flags = WEFT_CMD_PATIENT;
+    if (msg->op)
+        build_in_place(msg);
 }
 
 void weft__msg_fill(struct weft__conn *conn)
@@ -238,7 +245,7 @@ static void msg_free(struct weft__msg *msg)
 {
     struct weft__op *op = msg->op;
     msg->conn->answers -= is_answer(msg->info.type);
-    if (msg->body_len)
+    if (msg->body_len > WEFT__MSG_SHORT)
         free(msg);
     else
         weft__pool_put(&msg->conn->ep->msgs, msg);

@@ -4,6 +4,7 @@
 #define WEFT_CORE_MSG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "weft/endpoint.h"
 #include "weft/transport.h"
@@ -53,6 +54,7 @@ struct weft__msg_head {
 #define WEFT__MSG_URGENT 1u /* flags: the sender waits: answer at once */
 #define WEFT__MSG_MAX 4096  /* what every transport's max_send allows: longest LARGE */
 #define WEFT__MSG_IOV 3     /* pieces of a payload that is sent in place, else it is copied */
+#define WEFT__MSG_SHORT 216 /* bytes of a body that every message has room for; so short a payload is copied, too */
 #define WEFT__MAX_REMOTES ((WEFT__MSG_MAX - WEFT__MSG_HEAD) / sizeof(struct weft_remote))
 
 /* An outgoing message. */
@@ -60,22 +62,24 @@ struct weft__msg {
     struct weft__wr wr; /* its way over a link: one at a time */
     struct weft__msg *next;
     struct weft__conn *conn;
-    struct weft__op *op; /* EAGER: payload is its memory; pending on it. Or NULL. */
+    struct weft__op *op; /* EAGER: payload is its memory; pending on it. Or NULL: it has a body. */
     struct weft__msg_head info;
-    const struct weft__piece *pieces; /* payload of op, npieces; NULL: body */
+    const struct weft__piece *pieces; /* payload of op, npieces */
     size_t npieces;
-    struct weft_iov_local iov[1 + WEFT__MSG_IOV];
+    struct weft_iov_local iov[1 + WEFT__MSG_IOV]; /* of head and pieces */
+    uint32_t body_len;
     bool encoded;                 /* head is: once, since counts must not run ahead of seq */
     uint8_t head[WEFT__MSG_HEAD]; /* encoded when it is first handed to a link */
-    uint32_t body_len;
-    uint8_t body[]; /* of messages that carry their own */
+    uint8_t body[]; /* room for WEFT__MSG_SHORT, or what is longer */
 };
+_Static_assert(offsetof(struct weft__msg, body) == offsetof(struct weft__msg, head) + WEFT__MSG_HEAD,
+               "head and body are sent as one");
 
 /* All with the endpoint lock held. */
 /* Queue a message with a body of its own. -ENOMEM takes the conn down. */
 int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
                    size_t len);
-/* Queue a message whose payload is memory of op. */
+/* Queue a message whose payload is memory of op, which is pending until it has gone, unless the payload is copied. */
 int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
                       struct weft__op *op, const struct weft__piece *pieces, size_t npieces);
 /* A message waits that has not been handed to a link before: the counts of its header are to come. */
