@@ -205,6 +205,8 @@ static void build(struct weft__msg *msg)
         wr->cmd.flags = WEFT_CMD_PATIENT;
     if (msg->op)
         build_in_place(msg);
+    else
+        wr->cmd.flags |= WEFT_CMD_QUIET;
 }
 
 void weft__msg_fill(struct weft__conn *conn)

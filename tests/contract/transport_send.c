@@ -133,6 +133,30 @@ static void a_slow_receiver_loses_nothing(void **state)
     assert_int_equal(pair_arrivals(p, B), sent);
 }
 
+/* Nobody waits for these, but they end: those that others follow, and the last ones. */
+static void quiet_ones_end_too(void **state)
+{
+    struct pair *p = *state;
+    struct buf a = pair_buf(p, A, SLOT * 16, 0, 0), b = pair_buf(p, B, SLOT * 16, 0, 0);
+    for (uint64_t i = 0; i < 200; i++) {
+        struct weft_cmd there = cmd_send(a, i % SLOT * 16, 8), back = cmd_send(b, i % SLOT * 16, 8);
+        there.flags = back.flags = WEFT_CMD_QUIET;
+        if (i % SLOT == 0) {
+            pair_settle(p, A);
+            pair_settle(p, B);
+        }
+        pair_set_word(p, a, i % SLOT * 16, i);
+        pair_post(p, A, 0, &there);
+        assert_int_equal(pair_arrival(p, B, i).len, 8);
+        pair_post(p, B, 0, &back);
+        assert_int_equal(pair_arrival(p, A, i).len, 8);
+    }
+    pair_settle(p, A);
+    pair_settle(p, B);
+    assert_int_equal(pair_arrivals(p, A), 200);
+    assert_int_equal(pair_arrivals(p, B), 200);
+}
+
 /* poll returns as few comps as it is asked for, and keeps the rest. */
 static void one_comp_at_a_time(void **state)
 {
@@ -203,6 +227,7 @@ int main(void)
         IN_BOTH(each_message_arrives_once),
         IN_BOTH(both_directions_at_once),
         IN_ONE(a_slow_receiver_loses_nothing),
+        IN_BOTH(quiet_ones_end_too),
         IN_ONE(one_comp_at_a_time),
         IN_BOTH(messages_of_several_links_do_not_mix),
         IN_BOTH(a_comp_gives_the_memory_back),

@@ -295,6 +295,57 @@ static void patience_is_told(void **state)
     }
 }
 
+/* A message comes that acknowledges so many frames, in a poll of its own; the comps of that poll. */
+static int poll_message(struct stranger *s, uint32_t ack, struct weft_comp *comps, int max)
+{
+    uint8_t bytes[TCP_FRAME_MAX + 1] = {0};
+    size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_SEND, .len = 1, .ack = ack});
+    int n = 0;
+    stranger_say(s->fd[0], bytes, len + 1);
+    TEST_UNTIL(n, n = s->pair.ops->poll(s->link->nic, comps, max), "the message");
+    return n;
+}
+
+static void post_sends(struct stranger *s, uint32_t flags, int n)
+{
+    static const uint8_t byte;
+    for (int i = 0; i < n; i++) {
+        struct weft_cmd cmd = {.op = WEFT_OP_SEND, .flags = (uint8_t)flags, .len = 1, .ctx = 1};
+        cmd.one = (struct weft_iov_local){.addr = (void *)(uintptr_t)&byte, .len = 1};
+        assert_int_equal(s->pair.ops->post(s->link, &cmd, 1), 1);
+    }
+}
+
+/* Quiet cmds leave a poll to what has come, until there is nothing, or much of them, or one that is not quiet. */
+static void quiet_ones_end_when_there_is_nothing_else(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_comp comps[DEPTH];
+    const uint32_t most = DEPTH / 4;
+    post_sends(s, WEFT_CMD_QUIET, (int)most);
+    for (uint32_t i = 1; i <= most; i++) {
+        assert_int_equal(poll_message(s, i, comps, DEPTH), 1);
+        assert_int_equal(comps[0].op, WEFT_OP_RECV);
+    }
+    assert_int_equal(s->pair.ops->poll(s->link->nic, comps, DEPTH), most);
+    for (uint32_t i = 0; i < most; i++)
+        assert_true(comps[i].op == WEFT_OP_SEND && comps[i].ctx == 1 && comps[i].status == 0);
+    post_sends(s, WEFT_CMD_QUIET, (int)most + 1);
+    assert_int_equal(poll_message(s, 2 * most + 1, comps, DEPTH), 1);
+    assert_int_equal(poll_message(s, 2 * most + 1, comps, DEPTH), most + 1);
+    assert_int_equal(comps[0].op, WEFT_OP_SEND);
+    assert_int_equal(s->pair.ops->poll(s->link->nic, comps, DEPTH), 1);
+    post_sends(s, 0, 1);
+    post_sends(s, WEFT_CMD_QUIET, 1);
+    assert_int_equal(poll_message(s, 2 * most + 2, comps, DEPTH), 1);
+    assert_int_equal(poll_message(s, 2 * most + 3, comps, DEPTH), 1);
+    assert_int_equal(comps[0].op, WEFT_OP_SEND);
+    assert_int_equal(s->pair.ops->poll(s->link->nic, comps, DEPTH), 1);
+    assert_int_equal(comps[0].op, WEFT_OP_RECV);
+    assert_int_equal(s->pair.ops->poll(s->link->nic, comps, DEPTH), 1);
+    assert_int_equal(comps[0].op, WEFT_OP_SEND);
+}
+
 /* One segment holds many frames; the last one is cut anywhere and goes on in the next. */
 static void many_frames_cut_anywhere(void **state)
 {
@@ -747,6 +798,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_short_write_acknowledges, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(patience_is_told, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(quiet_ones_end_when_there_is_nothing_else, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(many_frames_cut_anywhere, stranger_setup_joined,
                                         stranger_teardown),

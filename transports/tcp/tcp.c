@@ -599,16 +599,12 @@ static void retry_blocked(struct tcp_nic *nic)
     }
 }
 
-/* What the last message brought along. True: who polls has something to do, and asks again. */
-static bool hear(struct tcp_poll *poll)
+/* What the last message brought along. */
+static void hear(struct tcp_nic *nic)
 {
-    struct tcp_link *heard = poll->nic->heard;
-    if (!heard)
-        return false;
-    if (!tcp_post_hear(poll->nic))
+    struct tcp_link *heard = nic->heard;
+    if (heard && !tcp_post_hear(nic))
         tcp_link_fail(heard, WEFT_EPROTO);
-    hand_out(poll);
-    return poll->n > 0;
 }
 
 static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
@@ -620,8 +616,12 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     weft_listener_look(&nic->listener);
     look_at_clock(nic);
     nic->stirred = false;
-    if (hear(&poll))
-        return poll.n;
+    if (tcp_post_must_hear(nic)) {
+        hear(nic);
+        hand_out(&poll);
+        if (poll.n > 0) /* who polls has something to do, and asks again */
+            return poll.n;
+    }
     hand_out(&poll);
     retry_blocked(nic);
     run_ready(nic, POLL_BYTES / 2);
@@ -635,6 +635,8 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         look_for_crowd(nic);
     nic->was_woken = nic->woken;
     nic->woken = nic->sleepy = false;
+    if (poll.n == 0)
+        hear(nic);
     if (nic->stirred ||
         poll.n == 0) /* who has got a message is not to wait for acknowledgements */
         run_ready(nic, POLL_BYTES / 2);

@@ -94,7 +94,7 @@ struct tcp_op {
     struct tcp_link *link;
     uint8_t op, sock; /* sock: WRITE_IMM in chunks: the socket of its chunks, 0: none yet */
     bool is_answer;
-    bool patient; /* WEFT_CMD_PATIENT */
+    bool patient, quiet; /* WEFT_CMD_PATIENT, WEFT_CMD_QUIET */
     uint16_t niov;
     uint32_t imm;
     uint32_t call;    /* READ, ADD64, answers */
@@ -179,6 +179,7 @@ struct tcp_sock {
     uint32_t splice_first, nsplices;
     struct tcp_flight *flight; /* ring of `window` */
     uint32_t window, flight_first, nflight;
+    uint32_t nawaited; /* of those in flight: not quiet */
     uint32_t acked; /* frames the peer has executed */
     struct tcp_splice splices[TCP_SPLICES];
     struct tcp_pipe *pipe;      /* holds the next bytes of the first splice; NULL: none does */
@@ -277,7 +278,7 @@ struct tcp_nic {
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
     bool stirred; /* a link has become ready for more than to acknowledge */
-    /* an acknowledgement that came with a message, for the next poll: NULL, none */
+    /* an acknowledgement that came with a message, for the next poll, or if only quiet ones wait for it a later one: NULL, none */
     struct tcp_link *heard;
     uint8_t heard_sock;
     uint32_t heard_count;
@@ -438,6 +439,8 @@ bool tcp_post_acked(struct tcp_link *link, uint32_t sock, uint32_t count);
 bool tcp_post_heard(struct tcp_link *link, uint8_t sock, uint32_t count);
 /* Do it. False: the peer broke the protocol. */
 bool tcp_post_hear(struct tcp_nic *nic);
+/* It is to be done now: someone waits for it, or there is much of it. */
+bool tcp_post_must_hear(const struct tcp_nic *nic);
 /* The peer has refused a frame. False: there is no such frame. */
 bool tcp_post_nacked(struct tcp_link *link, uint64_t sock, uint32_t nth, int status);
 /* A READ or ADD64 has its answer. */

@@ -171,6 +171,7 @@ static void flight_add(struct tcp_sock *sock, struct tcp_op *op)
     uint32_t last = sock->flight_first + sock->nflight++;
     last -= last < sock->window ? 0 : sock->window;
     sock->flight[last] = (struct tcp_flight){.op = op, .end = sock->staged};
+    sock->nawaited += !op->quiet;
 }
 
 /* A frame that the peer counts. */
@@ -461,6 +462,7 @@ void tcp_out_drop(struct tcp_sock *sock)
             op->mem->busy--;
         sock->flight_first = (sock->flight_first + 1) % sock->window;
     }
+    sock->nawaited = 0;
     if (sock->out)
         tcp_buf_put(tcp_nic_of(sock->link), sock->out);
     sock->out = NULL;

@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#define HEAR_MOST 16 /* frames that the peer has executed and that only quiet cmds are in */
+
 /* --- from cmds to frames ----------------------------------------------------------------------- */
 
 bool tcp_is_bulk(const struct tcp_op *op)
@@ -102,6 +104,7 @@ static struct tcp_op *op_of_cmd(struct tcp_link *link, const struct weft_cmd *cm
         return NULL;
     op->op = cmd->op;
     op->patient = cmd->flags & WEFT_CMD_PATIENT;
+    op->quiet = cmd->flags & WEFT_CMD_QUIET;
     op->imm = cmd->imm;
     op->remote_addr = cmd->remote_addr;
     op->remote_key = cmd->remote_key;
@@ -145,6 +148,7 @@ static bool post_short(struct tcp_link *link, const struct weft_cmd *cmd)
         return false;
     op->op = cmd->op;
     op->is_answer = false;
+    op->quiet = cmd->flags & WEFT_CMD_QUIET;
     op->pending = 1;
     op->status = 0;
     op->len = op->staged = cmd->len;
@@ -264,6 +268,7 @@ static bool acked(struct tcp_link *link, uint32_t index, uint32_t count)
             return false;
         sock->flight_first = (sock->flight_first + 1) % sock->window;
         sock->nflight--;
+        sock->nawaited -= !op->quiet;
         sock->acked++;
         sock->executed_to = flight->end;
         frame_executed(op);
@@ -271,6 +276,18 @@ static bool acked(struct tcp_link *link, uint32_t index, uint32_t count)
     if (tcp_tx_queued(link))
         tcp_tx_ready(link);
     return true;
+}
+
+bool tcp_post_must_hear(const struct tcp_nic *nic)
+{
+    const struct tcp_link *link = nic->heard;
+    if (!link)
+        return false;
+    if (nic->heard_sock >= link->nsocks || link->todo.head)
+        return true;
+    const struct tcp_sock *sock = &link->socks[nic->heard_sock];
+    uint32_t most = sock->window / 4 < HEAR_MOST ? sock->window / 4 : HEAR_MOST;
+    return sock->nawaited || nic->heard_count - sock->acked > most;
 }
 
 bool tcp_post_hear(struct tcp_nic *nic)
@@ -290,11 +307,20 @@ bool tcp_post_acked(struct tcp_link *link, uint32_t index, uint32_t count)
     return acked(link, index, count);
 }
 
+/* Is what was heard before sound, and part of this? */
+static bool goes_on(const struct tcp_nic *nic, uint8_t index, uint32_t count)
+{
+    if (index != nic->heard_sock || index >= nic->heard->nsocks)
+        return false;
+    const struct tcp_sock *sock = &nic->heard->socks[index];
+    return nic->heard_count - sock->acked <= sock->nflight && (int32_t)(count - nic->heard_count) >= 0;
+}
+
 bool tcp_post_heard(struct tcp_link *link, uint8_t index, uint32_t count)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
     struct tcp_link *before = nic->heard;
-    if (before && !tcp_post_hear(nic)) {
+    if (before && !(before == link && goes_on(nic, index, count)) && !tcp_post_hear(nic)) {
         if (before == link)
             return false;
         tcp_link_fail(before, WEFT_EPROTO);
