@@ -94,6 +94,7 @@ struct weft__endpoint {
     struct weft__served_add *served_adds,
         **served_adds_tail; /* to such memory: the first is being done */
     struct weft__op *free_ops;
+    struct weft__op_home *op_home; /* where its ops are given back; NULL: it has had none */
     struct weft__pool wrs, recs, msgs; /* msgs: with a short body */
     struct weft__pool pieces, lots;    /* of ops (WEFT__POOL_PIECES); mapped ones */
     struct weft__arrival *notifs, **notifs_tail; /* in order of arrival, all conns */

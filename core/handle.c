@@ -24,7 +24,7 @@
 #define USERS ((1u << KIND_SHIFT) - 1)
 
 struct slot {
-    _Atomic(uint64_t) state;
+    _Alignas(WEFT__CACHE_LINE) _Atomic(uint64_t) state; /* written to by every call */
     _Atomic(void *) owner; /* see weft__handle_peek */
     void *obj;
     uint32_t next_free;
@@ -72,9 +72,10 @@ static int grow(void)
 {
     if (nslots / CHUNK >= CHUNKS)
         return weft_fail(WEFT_ELIMIT, "more than %d objects in one process", CHUNK * CHUNKS);
-    struct slot *chunk = calloc(CHUNK, sizeof *chunk);
+    struct slot *chunk = aligned_alloc(WEFT__CACHE_LINE, CHUNK * sizeof *chunk);
     if (!chunk)
         return weft_fail(-ENOMEM, "no memory for handles");
+    memset(chunk, 0, CHUNK * sizeof *chunk);
     for (int i = 0; i < CHUNK; i++) {
         uint32_t generation;
         if (weft_random(&generation, sizeof generation)) {

@@ -32,18 +32,24 @@ static struct weft_static_lock pool_lock = WEFT_STATIC_LOCK();
 _Atomic(struct weft__op *) weft__op_chunks[WEFT__OP_CHUNKS];
 static uint32_t nchunks;
 static struct weft__op *pool; /* free, of no endpoint */
-/* Free ones that callers gave back: they do not take the endpoint's lock for it. Endpoints that
- * need some take all. */
-static _Atomic(struct weft__op *) retired;
+
+/* Where the ops of an endpoint are given back by callers, who do not take its lock for that, and may do it when it is gone: then
+ * this is the next endpoint's. Each endpoint has its own, as its ops are in the caches of the threads that use it. */
+struct weft__op_home {
+    _Alignas(WEFT__CACHE_LINE) _Atomic(struct weft__op *) retired;
+    struct weft__op_home *next; /* of those that no endpoint has */
+};
+static struct weft__op_home *homes;
 
 static int pool_grow(void)
 {
     if (nchunks == WEFT__OP_CHUNKS)
         return weft_fail(WEFT_ELIMIT, "more than %d operations in one process",
                          WEFT__OP_CHUNK * WEFT__OP_CHUNKS);
-    struct weft__op *chunk = calloc(WEFT__OP_CHUNK, sizeof *chunk);
+    struct weft__op *chunk = aligned_alloc(WEFT__CACHE_LINE, WEFT__OP_CHUNK * sizeof *chunk);
     if (!chunk)
         return weft_fail(-ENOMEM, "no memory for operations");
+    memset(chunk, 0, WEFT__OP_CHUNK * sizeof *chunk);
     for (uint32_t i = 0; i < WEFT__OP_CHUNK; i++) {
         chunk[i].slot = nchunks * WEFT__OP_CHUNK + i;
         chunk[i].qnext = pool;
@@ -70,30 +76,64 @@ struct weft__op *weft__op_find(weft_op_t handle, struct weft__endpoint **ep,
 
 void weft__op_retire(struct weft__op *op)
 {
-    struct weft__op *head = atomic_load_explicit(&retired, memory_order_relaxed);
+    struct weft__op_home *home = op->home;
+    struct weft__op *head = atomic_load_explicit(&home->retired, memory_order_relaxed);
     do
         op->qnext = head;
-    /* release pairs with the acquire in refill: who retired it is done with it */
-    while (!atomic_compare_exchange_weak_explicit(&retired, &head, op, memory_order_release,
+    /* release pairs with the acquire in take_retired: who retired it is done with it */
+    while (!atomic_compare_exchange_weak_explicit(&home->retired, &head, op, memory_order_release,
                                                   memory_order_relaxed));
+}
+
+static struct weft__op *take_retired(struct weft__op_home *home)
+{
+    return atomic_exchange_explicit(&home->retired, NULL, memory_order_acquire);
+}
+
+/* One that no endpoint has, or a new one; NULL: no memory. Pool lock held. */
+static struct weft__op_home *home_get(void)
+{
+    struct weft__op_home *home = homes;
+    if (home) {
+        homes = home->next;
+        return home;
+    }
+    home = aligned_alloc(WEFT__CACHE_LINE, sizeof *home);
+    if (home)
+        atomic_init(&home->retired, NULL);
+    return home;
 }
 
 /* Give the endpoint some free ops. */
 static void refill(struct weft__endpoint *ep)
 {
-    ep->free_ops = atomic_exchange_explicit(&retired, NULL, memory_order_acquire);
+    ep->free_ops = ep->op_home ? take_retired(ep->op_home) : NULL;
     if (ep->free_ops)
         return;
     weft_static_lock(&pool_lock);
-    if (pool || pool_grow() == 0) {
+    if (!ep->op_home)
+        ep->op_home = home_get();
+    if (ep->op_home && (pool || pool_grow() == 0)) {
         for (int i = 0; i < WEFT__OP_CHUNK && pool; i++) {
             struct weft__op *op = pool;
             pool = op->qnext;
+            op->home = ep->op_home;
             op->qnext = ep->free_ops;
             ep->free_ops = op;
         }
     }
     weft_static_unlock(&pool_lock);
+}
+
+/* To the pool. Pool lock held. */
+static void pool_take(struct weft__op *list)
+{
+    while (list) {
+        struct weft__op *op = list;
+        list = op->qnext;
+        op->qnext = pool;
+        pool = op;
+    }
 }
 
 /* Ops that ended and were never asked for, too. */
@@ -106,11 +146,13 @@ void weft__op_pool_free(struct weft__endpoint *ep)
             weft__op_retire(op);
     }
     weft_static_lock(&pool_lock);
-    while (ep->free_ops) {
-        struct weft__op *op = ep->free_ops;
-        ep->free_ops = op->qnext;
-        op->qnext = pool;
-        pool = op;
+    pool_take(ep->free_ops);
+    ep->free_ops = NULL;
+    if (ep->op_home) {
+        pool_take(take_retired(ep->op_home));
+        ep->op_home->next = homes;
+        homes = ep->op_home;
+        ep->op_home = NULL;
     }
     weft_static_unlock(&pool_lock);
 }

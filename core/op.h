@@ -17,6 +17,7 @@ struct weft__arrival;
 struct weft__conn;
 struct weft__endpoint;
 struct weft__lot;
+struct weft__op_home;
 struct weft__rec;
 struct weft__reg;
 
@@ -60,8 +61,9 @@ enum weft__op_where {
 
 /* What every operation uses comes first: of many under way, the fewer cache lines the better. */
 struct weft__op {
-    _Atomic(uint64_t) handle; /* 0: free. Memory of ops is never unmapped. */
+    _Alignas(WEFT__CACHE_LINE) _Atomic(uint64_t) handle; /* 0: free. Memory of ops is never unmapped. */
     uint32_t slot, generation;
+    struct weft__op_home *home; /* where it is given back */
     _Atomic(weft_endpoint_t) ep_handle;
     struct weft__endpoint *ep;
     struct weft__conn *conn;  /* NULL once done */

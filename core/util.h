@@ -15,6 +15,8 @@
  * registers to save. */
 #define WEFT__APART __attribute__((noinline))
 
+#define WEFT__CACHE_LINE 64 /* bytes: what threads of their own write to does not share one */
+
 #define WEFT__ARRAY_LEN(a) (sizeof(a) / sizeof *(a))
 
 /* --- config.c ------------------------------------------------------------------------------ */
