@@ -25,15 +25,9 @@ need_device()
 # status N COMMAND...: it must exit with N. Output in $work/out and $work/cmd.err.
 status()
 {
-    local want=$1 got tries=5
+    local want=$1 got=0
     shift
-    while :; do
-        got=0
-        "$@" >"$work/out" 2>"$work/cmd.err" || got=$?
-        # of LeakSanitizer itself, when the process has ended: three times in some hundred runs of .ci/run's kind, and once twice in a row;
-        # it follows a pointer that it takes for one of a thread's (0x428, in ScanRangeForPointers)
-        grep -q 'LeakSanitizer has encountered a fatal error' "$work/cmd.err" && ((tries-- > 1)) || break
-    done
+    "$@" >"$work/out" 2>"$work/cmd.err" || got=$?
     [ "$got" = "$want" ] || fail "'$*' exited with $got, not $want"
 }
 

@@ -659,16 +659,13 @@ static int queue(cuda_stream_t on, struct queued what)
 /* --- words: nobody asks for them, so what is before them happens by itself ------------------------------------- */
 
 static struct cuda_stream *listed;
-static pthread_cond_t some = PTHREAD_COND_INITIALIZER, begun = PTHREAD_COND_INITIALIZER;
-static int working; /* in this process */
+static pthread_cond_t some = PTHREAD_COND_INITIALIZER;
 
 /* Every few microseconds while there are any; as often as `delay` says it lets what is queued wait. */
 static void *worker(void *none)
 {
     (void)none;
     pthread_mutex_lock(&lock);
-    working = getpid();
-    pthread_cond_broadcast(&begun);
     for (;;) {
         while (words == 0)
             pthread_cond_wait(&some, &lock);
@@ -684,28 +681,16 @@ static void *worker(void *none)
     return NULL;
 }
 
-/* With the lock held. It has begun when this returns: the process may end next, and LeakSanitizer looks at all threads then. */
-static int start_worker(void)
-{
-    static int made; /* in this process */
-    pthread_t thread;
-    if (made != getpid()) {
-        if (pthread_create(&thread, NULL, worker, NULL))
-            return VENDOR_ENOMEM;
-        pthread_detach(thread);
-        made = getpid();
-    }
-    while (working != getpid())
-        pthread_cond_wait(&begun, &lock);
-    return VENDOR_OK;
-}
-
 /* With the lock held. */
 static int work(struct cuda_stream *stream, struct pin *pin)
 {
-    int rc = start_worker();
-    if (rc != VENDOR_OK)
-        return rc;
+    static int working; /* in this process */
+    pthread_t thread;
+    if (working != getpid() && pthread_create(&thread, NULL, worker, NULL))
+        return VENDOR_ENOMEM;
+    if (working != getpid())
+        pthread_detach(thread);
+    working = getpid();
     if (!stream->listed) {
         stream->next = listed;
         listed = stream;
