@@ -282,6 +282,7 @@ struct tcp_nic {
     struct tcp_link *heard;
     uint8_t heard_sock;
     uint32_t heard_count;
+    uint64_t heard_poll; /* in which the first of what it covers came */
     bool timer_set;
     bool stale; /* sockets were read of which epoll has still to tell */
     bool full;  /* epoll has refused a socket, and the log says so */

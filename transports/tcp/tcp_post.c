@@ -4,7 +4,9 @@
 
 #include <errno.h>
 
-#define HEAR_MOST 16 /* frames that the peer has executed and that only quiet cmds are in */
+/* What only quiet cmds wait for is looked at when there are so many frames of them, or after so many polls that found messages. */
+#define HEAR_MOST 16
+#define HEAR_POLLS 64
 
 /* --- from cmds to frames ----------------------------------------------------------------------- */
 
@@ -287,7 +289,7 @@ bool tcp_post_must_hear(const struct tcp_nic *nic)
         return true;
     const struct tcp_sock *sock = &link->socks[nic->heard_sock];
     uint32_t most = sock->window / 4 < HEAR_MOST ? sock->window / 4 : HEAR_MOST;
-    return sock->nawaited || nic->heard_count - sock->acked > most;
+    return sock->nawaited || nic->heard_count - sock->acked > most || nic->polls - nic->heard_poll > HEAR_POLLS;
 }
 
 bool tcp_post_hear(struct tcp_nic *nic)
@@ -320,11 +322,14 @@ bool tcp_post_heard(struct tcp_link *link, uint8_t index, uint32_t count)
 {
     struct tcp_nic *nic = tcp_nic_of(link);
     struct tcp_link *before = nic->heard;
-    if (before && !(before == link && goes_on(nic, index, count)) && !tcp_post_hear(nic)) {
+    bool more = before == link && goes_on(nic, index, count);
+    if (before && !more && !tcp_post_hear(nic)) {
         if (before == link)
             return false;
         tcp_link_fail(before, WEFT_EPROTO);
     }
+    if (!more)
+        nic->heard_poll = nic->polls;
     nic->heard = link;
     nic->heard_sock = index;
     nic->heard_count = count;
