@@ -616,13 +616,12 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     weft_listener_look(&nic->listener);
     look_at_clock(nic);
     nic->stirred = false;
-    if (tcp_post_must_hear(nic)) {
+    bool heard = tcp_post_must_hear(nic);
+    if (heard)
         hear(nic);
-        hand_out(&poll);
-        if (poll.n > 0) /* who polls has something to do, and asks again */
-            return poll.n;
-    }
     hand_out(&poll);
+    if (heard && poll.n > 0) /* who polls has something to do, and asks again */
+        return poll.n;
     retry_blocked(nic);
     run_ready(nic, POLL_BYTES / 2);
     tcp_rx_resume(&poll);

@@ -278,7 +278,7 @@ struct tcp_nic {
     uint32_t quiet, patience; /* polls since epoll was asked, after how many to ask */
     uint32_t nunproven;       /* sockets that are */
     bool stirred; /* a link has become ready for more than to acknowledge */
-    /* an acknowledgement that came with a message, for the next poll, or if only quiet ones wait for it a later one: NULL, none */
+    /* an acknowledgement that came with a message, for the next poll, or a later one if only quiet cmds wait for it; NULL: none */
     struct tcp_link *heard;
     uint8_t heard_sock;
     uint32_t heard_count;
@@ -440,7 +440,7 @@ bool tcp_post_acked(struct tcp_link *link, uint32_t sock, uint32_t count);
 bool tcp_post_heard(struct tcp_link *link, uint8_t sock, uint32_t count);
 /* Do it. False: the peer broke the protocol. */
 bool tcp_post_hear(struct tcp_nic *nic);
-/* It is to be done now: someone waits for it, or there is much of it. */
+/* It is to be done now: someone waits for it, there is much of it, or it has waited for long. */
 bool tcp_post_must_hear(const struct tcp_nic *nic);
 /* The peer has refused a frame. False: there is no such frame. */
 bool tcp_post_nacked(struct tcp_link *link, uint64_t sock, uint32_t nth, int status);

@@ -119,7 +119,7 @@ struct weft_iov_local {
 #define WEFT_CMD_INLINE 1u /* payload (host memory) is copied before post returns; <= attr.max_inline */
 #define WEFT_CMD_MORE 2u   /* another cmd follows at once: sending may wait for it */
 #define WEFT_CMD_PATIENT 4u /* SEND: a step of something long, for which nothing has to hurry */
-#define WEFT_CMD_QUIET 8u /* nobody waits for its comp: a poll that returns others may leave it to a later one */
+#define WEFT_CMD_QUIET 8u /* nobody waits for its comp: polls that return others may leave it to a later one, for a while */
 
 struct weft_cmd {
     uint8_t op;           /* enum weft_op: SEND WRITE WRITE_IMM READ ADD64 FENCE */
