@@ -171,6 +171,11 @@ function(weft_add_fake_verbs_test file)
                      WEFT_VERBS_LIBRARY=$<TARGET_FILE:${library}> FAKE_VERBS=${settings})
 endfunction()
 
+# ofi_rxm: less memory, which is written to, for each endpoint (64 MiB unless told otherwise), and a look at what
+# connects each half millisecond, not ten.
+set(WEFT_EFA_QUICK FI_OFI_RXM_MSG_RX_SIZE=256 FI_OFI_RXM_BUFFER_SIZE=4096 FI_OFI_RXM_EAGER_LIMIT=4096
+    FI_OFI_RXM_CM_PROGRESS_INTERVAL=500)
+
 # A provider's name has a semicolon, which is CMake's separator.
 set(WEFT_EFA_shm shm)
 set(WEFT_EFA_tcp_rxm "tcp\\;ofi_rxm")
@@ -178,12 +183,11 @@ set(WEFT_EFA_udp_rxd "udp\\;ofi_rxd")
 
 function(weft__efa_entry name file provider)
     cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "LABELS;ENVIRONMENT")
-    # ofi_rxm takes 64 MiB for each endpoint unless told otherwise
     weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 360
                      LABELS contract efa ${provider} ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_NO_SKIP=1
                      "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" FI_TCP_IFACE=lo FI_UDP_IFACE=lo
-                     FI_OFI_RXM_MSG_RX_SIZE=256 ${arg_ENVIRONMENT})
+                     ${WEFT_EFA_QUICK} ${arg_ENVIRONMENT})
 endfunction()
 
 function(weft_add_efa_test file)
@@ -226,7 +230,7 @@ function(weft_add_efa_double_test double file)
     weft__test_entry(contract.${file}.efa.${double} contract_${file} TIMEOUT 360
                      LABELS contract efa fake double ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_GPU=host WEFT_TEST_NO_SKIP=1 FI_TCP_IFACE=lo
-                     FI_OFI_RXM_MSG_RX_SIZE=256 WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric> ${provider}
+                     ${WEFT_EFA_QUICK} WEFT_EFA_LIBRARY=$<TARGET_FILE:fake_fabric> ${provider}
                      "FAKE_FABRIC=${efa},${worse}")
 endfunction()
 
