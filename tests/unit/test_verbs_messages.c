@@ -76,6 +76,43 @@ static void an_answer_ends_the_question(void **state)
     }
 }
 
+/* A question and its answer, n times. Returns how many requests there were, *signaled: that asked for a completion. */
+static uint64_t ask(struct verbs_pair *vp, int n, uint64_t *signaled)
+{
+    struct fake_verbs_stats before, after;
+    fake_verbs_stats(&before);
+    for (int i = 0; i < n; i++)
+        for (int side = 0; side < 2; side++) {
+            assert_int_equal(send_some(vp, side, 1), 1);
+            await_message(vp, !side);
+            forget(vp, side);
+        }
+    fake_verbs_stats(&after);
+    *signaled = after.signaled - before.signaled;
+    return after.sends - before.sends;
+}
+
+/* Nobody waits for the completions of messages: one in 16 gives back their places in the queue. Not those whose
+ * payload the device reads later, nor when half of the completion queue is in use: receives may have it. */
+static void few_messages_ask_for_a_completion(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device;
+        uint64_t each;
+    } cases[] = {{"", 16}, {"srq=0", 16}, {"max_qp_wr=32", 8}, {"inline=0", 1}, {"max_cqe=144", 1}};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct verbs_pair vp;
+        uint64_t signaled, sends;
+        verbs_pair_open(&vp, cases[i].device);
+        sends = ask(&vp, 1000, &signaled);
+        CHECK(sends >= 2000 && sends < 2100 && signaled * cases[i].each <= sends + 32 * cases[i].each &&
+                  (signaled + 2) * cases[i].each >= sends - 100,
+              "%s: of %d requests %d asked for a completion", cases[i].device, (int)sends, (int)signaled);
+        verbs_pair_close(&vp);
+    }
+}
+
 /* A message that counts as taken has no receive yet: those to spare are there for it. */
 static void no_message_comes_without_a_receive(void **state)
 {
@@ -217,6 +254,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup(name, verbs_pair_reset)
     const struct CMUnitTest tests[] = {
         CASE(an_answer_ends_the_question),
+        CASE(few_messages_ask_for_a_completion),
         CASE(no_message_comes_without_a_receive),
         CASE(a_new_link_has_receives_of_its_own),
         CASE(counts_of_what_was_never_sent_end_the_link),

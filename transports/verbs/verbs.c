@@ -98,7 +98,7 @@ static int read_limits(struct verbs_nic *nic, struct ibv_device_attr *attr)
     nic->control_depth = least(VERBS_CONTROL_DEPTH, attr->max_qp_wr);
     nic->reads_in = (uint8_t)least(MAX_READS, attr->max_qp_rd_atom);
     nic->reads_out = (uint8_t)least(MAX_READS, attr->max_qp_init_rd_atom);
-    nic->cq_room = least(MAX_CQE, attr->max_cqe);
+    nic->cq_room = nic->cq_size = least(MAX_CQE, attr->max_cqe);
     /* half of the control queue pair is for what needs no credit; its receives may be in it, too */
     nic->credits = least(nic->credits, (int)nic->control_depth / 2);
     nic->credits = least(nic->credits, (int)nic->control_depth - VERBS_SPARE_RECVS);

@@ -192,6 +192,7 @@ struct verbs_qp {
     uint32_t mask, depth;
     uint32_t head, tail, settled;
     uint32_t flying;      /* requests of which the device may still tell */
+    uint32_t quiet; /* in a row, the newest ones: that ask for no completion. Control queue pair. */
     uint64_t chunk_bytes; /* of long operations in it */
     bool
         loose; /* the last request asked for no completion: the device did not take those after it */
@@ -320,7 +321,7 @@ struct verbs_nic {
     uint16_t pkey_index;
     int relaxed;
     /* completions that the queue has room for */
-    int64_t cq_room;
+    int64_t cq_room, cq_size;
     int64_t cq_kept; /* of it, for receives of links that are not connected yet */
     struct ibv_wc *stash; /* read while a queue pair was destroyed: goes before the queue's */
     uint32_t stash_first, stash_n, stash_cap;
@@ -544,8 +545,8 @@ weft_post_fn verbs_post;
 /* Make a work request of the rec at a place of the ring. */
 void verbs_fill(struct verbs_qp *qp, uint32_t index, struct ibv_send_wr *wr, struct ibv_sge *sges);
 /* Hand over n of nic->wrs, which are of the newest n recs. Recs that the device does not take are
- * withdrawn. Returns how many it took; *err: the errno why not all. */
-int verbs_hand_over(struct verbs_qp *qp, int n, int *err);
+ * withdrawn. Returns how many it took; *err: the errno why not all. quiet: a completion is not asked for. */
+int verbs_hand_over(struct verbs_qp *qp, int n, bool quiet, int *err);
 /* A rec that only asks for a completion, so that those before it get theirs. */
 void verbs_post_nothing(struct verbs_qp *qp);
 /* May another immediate be posted? */
@@ -555,7 +556,7 @@ void verbs_gather(uint8_t *to, const struct weft_cmd *cmd);
 /* What was read into a slot, to where the user wants it. */
 void verbs_scatter(const struct verbs_slot *slot, const struct weft_iov_local *iov, uint32_t niov);
 /* Hand over n of nic->wrs, whose recs are accounted for. Returns how many the device took. */
-int verbs_chain(struct verbs_qp *qp, int n, int *err);
+int verbs_chain(struct verbs_qp *qp, int n, bool quiet, int *err);
 /* The next free rec, cleared. */
 struct verbs_rec *verbs_rec_new(struct verbs_qp *qp);
 /* Give back what a rec holds. */

@@ -21,6 +21,7 @@
 /* The peer's SENDs end when they are known to be taken, which no one waits for: this end tells when it
  * goes to sleep, or after so long. Most answers are sent by then, and carry the count. */
 #define TELL_NS 1000000u
+#define MOST_QUIET 16 /* messages in a row that ask for no completion of the device */
 
 /* --- out ---------------------------------------------------------------------------------------------- */
 
@@ -36,6 +37,18 @@ static uint32_t take_counts(struct verbs_link *link, enum verbs_kind kind)
     link->untold_since = 0;
     first->imms_told += imms;
     return verbs_imm(kind, taken, imms);
+}
+
+/* Nobody waits for the completion of a message: its payload was copied, and what the peer has taken ends it. One in a
+ * while gives their places in the queue back. Until then they are counted as completions that may come, as they do from a
+ * queue pair that fails: if half of the completion queue is not free, no more of them. */
+static bool is_quiet(struct verbs_qp *qp, enum verbs_kind kind, const struct verbs_slot *slot)
+{
+    const struct verbs_nic *nic = verbs_nic_of(qp->link);
+    bool quiet = !slot && kind != VERBS_BYE && qp->quiet + 1 < MOST_QUIET &&
+                 qp->quiet + 1 < nic->control_depth / 4 && nic->cq_room > nic->cq_size / 2;
+    qp->quiet = quiet ? qp->quiet + 1 : 0;
+    return quiet;
 }
 
 /* Post what is in nic->scratch (no slot) or in the slot. 1; 0 no room; or the link has failed. */
@@ -62,7 +75,7 @@ static int post(struct verbs_link *link, enum verbs_kind kind, uint32_t len,
                                .imm_data = htobe32(take_counts(link, kind))};
     link->credits -= kind > VERBS_CREDIT;
     link->sent += kind > VERBS_CREDIT;
-    if (verbs_hand_over(qp, 1, &err) == 1)
+    if (verbs_hand_over(qp, 1, is_quiet(qp, kind, slot), &err) == 1)
         return 1;
     verbs_link_fail(link, WEFT_ELINK, "verbs %s: cannot post a message: %s", nic->name,
                     strerror(err));

@@ -305,7 +305,7 @@ static void post_again(struct verbs_qp *qp)
         int n = 0, err;
         for (; n < VERBS_BATCH && at != qp->head; n++, at++)
             verbs_fill(qp, at, &nic->wrs[n], nic->sges[n]);
-        if (verbs_chain(qp, n, &err) == n)
+        if (verbs_chain(qp, n, false, &err) == n)
             continue;
         verbs_link_fail(qp->link, WEFT_ELINK, "verbs %s: cannot post again after a fault: %s",
                         nic->name, strerror(err));

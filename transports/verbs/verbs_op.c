@@ -211,7 +211,7 @@ static bool post_part(struct verbs_qp *qp, struct verbs_op *op, uint8_t kind, ui
     verbs_op_sges(op, op->posted, &len, nic->sges[0], (int)nic->max_sge);
     rec->len = len;
     verbs_fill(qp, qp->head - 1, &nic->wrs[0], nic->sges[0]);
-    if (verbs_hand_over(qp, 1, &err) == 0) {
+    if (verbs_hand_over(qp, 1, false, &err) == 0) {
         if (err != ENOMEM)
             op->status = -err;
         return false;

@@ -119,14 +119,15 @@ static void withdraw(struct verbs_qp *qp, int n)
         verbs_rec_release(&qp->recs[--qp->head & qp->mask]);
 }
 
-int verbs_chain(struct verbs_qp *qp, int n, int *err)
+int verbs_chain(struct verbs_qp *qp, int n, bool quiet, int *err)
 {
     struct verbs_nic *nic = verbs_nic_of(qp->link);
     struct ibv_send_wr *bad = NULL;
     for (int i = 0; i + 1 < n; i++)
         nic->wrs[i].next = &nic->wrs[i + 1];
     nic->wrs[n - 1].next = NULL;
-    nic->wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
+    if (!quiet)
+        nic->wrs[n - 1].send_flags |= IBV_SEND_SIGNALED;
     int rc = ibv_post_send(qp->qp, nic->wrs, &bad);
     if (rc == 0) {
         qp->flying += (uint32_t)n;
@@ -144,9 +145,9 @@ int verbs_chain(struct verbs_qp *qp, int n, int *err)
     return taken;
 }
 
-int verbs_hand_over(struct verbs_qp *qp, int n, int *err)
+int verbs_hand_over(struct verbs_qp *qp, int n, bool quiet, int *err)
 {
-    int taken = verbs_chain(qp, n, err);
+    int taken = verbs_chain(qp, n, quiet, err);
     verbs_nic_of(qp->link)->cq_room -= taken;
     if (taken < n)
         withdraw(qp, n - taken);
@@ -163,7 +164,7 @@ void verbs_post_nothing(struct verbs_qp *qp)
     rec->kind = VERBS_NOTHING;
     rec->nothing = true;
     verbs_fill(qp, qp->head - 1, &nic->wrs[0], nic->sges[0]);
-    verbs_hand_over(qp, 1, &err);
+    verbs_hand_over(qp, 1, false, &err);
 }
 
 void verbs_scatter(const struct verbs_slot *slot, const struct weft_iov_local *iov, uint32_t niov)
@@ -442,7 +443,7 @@ static int flush(struct verbs_link *link, struct batch *batch, int *err)
     if (n == 0)
         return 0;
     batch->n = 0;
-    int taken = verbs_hand_over(qp, n, err);
+    int taken = verbs_hand_over(qp, n, false, err);
     if (taken == n)
         return 0;
     qp->imms_out -= count_imms(qp, qp->head, end);
