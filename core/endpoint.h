@@ -110,6 +110,7 @@ struct weft__endpoint {
     uint64_t ahead;  /* bytes of long transfers that a link has at once */
     bool nic_adds; /* WEFT_NIC_ADDS */
     bool ipc;      /* WEFT_IPC */
+    bool offers;   /* a nic is played by this host's processors: who polls in vain offers his */
 
     pthread_t threads[64];
     int threads_asked; /* by who opened it; 0 or less: none */

@@ -183,6 +183,14 @@ static bool is_left(struct weft__endpoint *ep)
     return ep->nthreads && (bulk(ep, 0, ep->nthreads) || weft__copier_lasts(&ep->copier));
 }
 
+/* Nothing happened, so there is time: for what the peer is to be told, and for who plays a nic. */
+static void in_vain(struct weft__endpoint *ep)
+{
+    weft__tell(ep);
+    if (ep->offers)
+        sched_yield();
+}
+
 static int drive_as_caller(struct weft__endpoint *ep)
 {
     if (ep->nthreads > 1)
@@ -192,7 +200,7 @@ static int drive_as_caller(struct weft__endpoint *ep)
     atomic_store_explicit(&ep->driven, driven + 1, memory_order_relaxed);
     int n = drive(ep, 0, callers_step(ep));
     if (n == 0)
-        weft__tell(ep);
+        in_vain(ep);
     return n;
 }
 
@@ -414,7 +422,7 @@ static void *thread_main(void *arg)
             idle_since = 0;
             continue;
         }
-        weft__tell(ep);
+        in_vain(ep);
         uint64_t now = weft_now();
         if (!idle_since)
             idle_since = now;

@@ -231,6 +231,7 @@ static void place(struct opening *o)
         lane->nth = nth;
         lane->index = ep->nlanes;
         ep->lanes[ep->nlanes++] = lane;
+        ep->offers |= lane->nic->attr.software;
     }
 }
 

@@ -462,6 +462,52 @@ static void a_registration_that_fails_says_why(void **state)
     verbs_pair_close(&vp);
 }
 
+/* --- a device in software ---------------------------------------------------------------------- */
+
+static uint64_t offers;
+
+int __wrap_sched_yield(void);
+int __wrap_sched_yield(void)
+{
+    return offers++, 0;
+}
+
+/* So many polls of an endpoint in which nothing happens: how often others got the processor. */
+static uint64_t offers_in(const char *config, int polls)
+{
+    weft_endpoint_t endpoint;
+    assert_int_equal(fake_verbs_configure(config), 0);
+    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "verbs",
+                                         .progress_threads = WEFT_PROGRESS_CALLER),
+                               &endpoint));
+    while (WEFT_OK(weft_endpoint_progress(endpoint, 0)) > 0)
+        ;
+    uint64_t before = offers;
+    for (int i = 0; i < polls; i++)
+        WEFT_OK(weft_endpoint_progress(endpoint, 0));
+    uint64_t n = offers - before;
+    WEFT_OK(weft_endpoint_close(endpoint));
+    return n;
+}
+
+/* What Soft-RoCE sends and receives is done by threads of the kernel, which wait for a processor like any other. */
+static void who_polls_a_device_in_software_offers_his_processor(void **state)
+{
+    (void)state;
+    static const char *const software[] = {"vendor=0xffffff", "vendor=0x626d74", "vendor=0"};
+    struct weft_nic_attr attr;
+    for (size_t i = 0; i < ARRAY_LEN(software); i++) {
+        assert_int_equal(fake_verbs_configure(software[i]), 0);
+        WEFT_OK(weft_device_attr("verbs", NULL, &attr));
+        assert_true(attr.software);
+        assert_int_equal(offers_in(software[i], 100), 100);
+    }
+    assert_int_equal(fake_verbs_configure(""), 0);
+    WEFT_OK(weft_device_attr("verbs", NULL, &attr));
+    assert_false(attr.software);
+    assert_int_equal(offers_in("", 100), 0);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup(name, verbs_pair_reset)
@@ -482,6 +528,7 @@ int main(void)
         CASE(relaxed_ordering_is_for_what_peers_do_not_write),
         CASE(a_dmabuf_is_memory),
         CASE(a_registration_that_fails_says_why),
+        CASE(who_polls_a_device_in_software_offers_his_processor),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

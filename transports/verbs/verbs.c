@@ -116,6 +116,12 @@ static int read_limits(struct verbs_nic *nic, struct ibv_device_attr *attr)
     return weft_fail(WEFT_ENODEV, "verbs %s: the device's limits are too small", nic->name);
 }
 
+/* Soft-RoCE (Linux, drivers/infiniband/sw/rxe/rxe_param.h; 0 before 5.9) and Soft-iWARP (sw/siw/siw.h). */
+static bool is_software(const struct ibv_device_attr *attr)
+{
+    return attr->vendor_id == 0xffffff || attr->vendor_id == 0x626d74 || attr->vendor_id == 0;
+}
+
 static void declare(struct verbs_nic *nic, const struct ibv_device_attr *attr)
 {
     struct weft_nic_attr *a = &nic->base.attr;
@@ -127,6 +133,7 @@ static void declare(struct verbs_nic *nic, const struct ibv_device_attr *attr)
         .order = WEFT_ORDER_NONE,
         .done = WEFT_DONE_DELIVERED,
         .imm_bits = 32,
+        .software = is_software(attr),
         .max_inline = VERBS_MAX_INLINE,
         .max_send = nic->max_msg < VERBS_MAX_SEND ? (uint32_t)nic->max_msg : VERBS_MAX_SEND,
         .max_iov = VERBS_MAX_IOV,

@@ -62,6 +62,7 @@ struct weft_nic_attr {
     uint8_t peer_death;      /* reports WEFT_OP_LINK_DOWN by itself when an idle peer dies */
     uint8_t enters; /* has link_enter: core may copy from and to a peer's memory by itself */
     uint8_t rx_scatter;      /* received payload comes as fragments of a pool (see rx_release) */
+    uint8_t software;        /* threads of this host's kernel play it: who polls in vain offers them his processor */
     uint32_t max_inline;     /* bytes that WEFT_CMD_INLINE can take */
     uint32_t max_send;       /* longest SEND; at least 4096 */
     uint32_t max_iov;        /* most local pieces of one cmd; at least 4 */

@@ -23,7 +23,7 @@
 /* --- fake_config.c: what devices are like -------------------------------------------------- */
 
 struct fake_config {
-    uint64_t devices, ports, link, pkeys, mtu, inlined, inline_quiet, atomics, srq, max_sge;
+    uint64_t devices, vendor, ports, link, pkeys, mtu, inlined, inline_quiet, atomics, srq, max_sge;
     uint64_t max_qp_wr, max_srq_wr, max_cqe, max_qp, max_mr, max_mr_size, mr_limit;
     uint64_t max_rd_atom, max_msg;
     uint64_t dmabuf, relaxed, gid_table, stale, mute, comm_est, strict, retry_polls, retry_ms;

@@ -29,6 +29,7 @@ static const struct setting {
     const struct word *words;
 } settings[] = {
     {"devices", FIELD(devices), 1, 0, FAKE_DEVICES, NULL},
+    {"vendor", FIELD(vendor), 0xfa4e, 0, UINT32_MAX, NULL},
     {"ports", FIELD(ports), 1, 1, FAKE_PORTS, NULL},
     {"link", FIELD(link), IBV_LINK_LAYER_ETHERNET, 0, 0, links},
     {"pkeys", FIELD(pkeys), 2, 1, 128, NULL},

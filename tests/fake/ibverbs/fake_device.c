@@ -298,7 +298,7 @@ static void fill_device_attr(struct fake_device *device, struct ibv_device_attr 
         .node_guid = htobe64(0xfa4e0000u + (uint64_t)(device - fake__devices)),
         .max_mr_size = config->max_mr_size,
         .page_size_cap = PAGE_SIZES,
-        .vendor_id = 0xfa4e,
+        .vendor_id = (uint32_t)config->vendor,
         .max_qp = (int)config->max_qp,
         .max_qp_wr = (int)config->max_qp_wr,
         .device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT | IBV_DEVICE_RC_RNR_NAK_GEN,
