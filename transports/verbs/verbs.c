@@ -116,7 +116,7 @@ static int read_limits(struct verbs_nic *nic, struct ibv_device_attr *attr)
     return weft_fail(WEFT_ENODEV, "verbs %s: the device's limits are too small", nic->name);
 }
 
-/* Soft-RoCE (Linux, drivers/infiniband/sw/rxe/rxe_param.h; 0 before 5.9) and Soft-iWARP (sw/siw/siw.h). */
+/* Soft-RoCE (Linux, drivers/infiniband/sw/rxe/rxe_param.h; 0 before commit 0184afd15a14) and Soft-iWARP (sw/siw/siw.h). */
 static bool is_software(const struct ibv_device_attr *attr)
 {
     return attr->vendor_id == 0xffffff || attr->vendor_id == 0x626d74 || attr->vendor_id == 0;

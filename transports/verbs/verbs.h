@@ -320,7 +320,7 @@ struct verbs_nic {
     uint8_t timeout, retries, traffic_class, service_level;
     uint16_t pkey_index;
     int relaxed;
-    /* completions that the queue has room for */
+    /* completions that the queue has room for, and how many it had when it was empty */
     int64_t cq_room, cq_size;
     int64_t cq_kept; /* of it, for receives of links that are not connected yet */
     struct ibv_wc *stash; /* read while a queue pair was destroyed: goes before the queue's */
@@ -555,7 +555,7 @@ bool verbs_may_send_imm(struct verbs_link *link);
 void verbs_gather(uint8_t *to, const struct weft_cmd *cmd);
 /* What was read into a slot, to where the user wants it. */
 void verbs_scatter(const struct verbs_slot *slot, const struct weft_iov_local *iov, uint32_t niov);
-/* Hand over n of nic->wrs, whose recs are accounted for. Returns how many the device took. */
+/* Hand over n of nic->wrs, whose recs are accounted for. Returns how many the device took. quiet: as above. */
 int verbs_chain(struct verbs_qp *qp, int n, bool quiet, int *err);
 /* The next free rec, cleared. */
 struct verbs_rec *verbs_rec_new(struct verbs_qp *qp);
