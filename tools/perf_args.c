@@ -47,6 +47,8 @@ static const char usage_text[] =
     "                            Without --mem: --mem gpu\n"
     "      --gpu-backend NAME    whose GPUs (default: WEFT_GPU, or the first with a GPU);\n"
     "                            a side with host memory copies by the peer's GPU with it\n"
+    "      --same-memory         operations in flight go from one place to one, as those of perftest\n"
+    "                            and fabtests do, and not each from its own to its own (write, read)\n"
     "      --small-pages         host memory of this side (--local: of both) without huge pages\n"
     "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes (default: this one)\n"
@@ -69,6 +71,7 @@ enum {
     OPT_IDLE,
     OPT_SECRET_FILE,
     OPT_GPU_BACKEND,
+    OPT_SAME_MEMORY,
     OPT_SMALL_PAGES,
     OPT_AWAY
 };
@@ -90,6 +93,7 @@ static const struct option options[] = {
     {"mem", required_argument, NULL, 'm'},
     {"gpu", required_argument, NULL, 'g'},
     {"gpu-backend", required_argument, NULL, OPT_GPU_BACKEND},
+    {"same-memory", no_argument, NULL, OPT_SAME_MEMORY},
     {"small-pages", no_argument, NULL, OPT_SMALL_PAGES},
     {"progress-threads", required_argument, NULL, 'p'},
     {"away", no_argument, NULL, OPT_AWAY},
@@ -273,6 +277,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
     case 'b':
         args->bidir = true;
         return 0;
+    case OPT_SAME_MEMORY:
+        args->same = true;
+        return 0;
     case OPT_SMALL_PAGES:
         args->mem.small_pages = args->target_mem.small_pages = true;
         return 0;
@@ -331,6 +338,8 @@ static int check(struct perf_args *args)
         return usage_error("--conns does not apply to --bidir, send and notify", NULL);
     if (args->behind && (args->bidir || (args->test != PERF_WRITE && args->test != PERF_READ)))
         return usage_error("--behind applies to write and read one way", NULL);
+    if (args->same && args->test != PERF_WRITE && args->test != PERF_READ)
+        return usage_error("--same-memory applies to write and read", NULL);
     if (args->away && (args->bidir || args->role == PERF_CONNECT ||
                        (args->test != PERF_WRITE && args->test != PERF_READ)))
         return usage_error("--away is for the side that listens, of write and read one way", NULL);

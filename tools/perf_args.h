@@ -44,6 +44,7 @@ struct perf_args {
     int progress_threads; /* 0: the threads of the tool make progress */
     int timeout_s;        /* for one size */
     bool bidir, verify;
+    bool same; /* memory of all operations */
     bool away; /* the target sleeps meanwhile, and has only its progress threads */
     bool mem_said, gpu_said, both; /* of the options: --mem, --gpu, with a value for the target */
 };

@@ -25,7 +25,7 @@ int perf_behind_open(struct perf_worker *w, uint64_t bytes)
     struct perf_behind *b = &w->behind;
     if (bytes == 0)
         return 0;
-    if (perf_layout_make(bytes, 1, 1, &b->layout))
+    if (perf_layout_make(bytes, 1, 1, false, &b->layout))
         return perf_fail("%" PRIu64 " bytes are too much", bytes);
     return perf_region_open(&b->region, w->endpoint, perf_layout_size(&b->layout), &w->args->mem);
 }

@@ -112,7 +112,7 @@ static int make_layout(const struct perf_args *args, uint64_t bytes, struct perf
 {
     /* a ping-pong has the next message ready while the last one's end is being reported */
     uint32_t depth = is_pingpong(args) ? 2 : args->depth;
-    if (perf_layout_make(bytes, args->iovs, depth, layout))
+    if (perf_layout_make(bytes, args->iovs, depth, args->same, layout))
         return perf_fail("%" PRIu32 " pieces of %" PRIu64 " bytes are too much", args->iovs,
                          bytes);
     if (args->test == PERF_RW) /* as many of each kind */
@@ -185,7 +185,8 @@ static int join(struct initiator *in, struct perf_worker *w, const void *metadat
 static int open_run(struct perf_worker *w, const struct perf_run *run)
 {
     struct perf_msg msg = {.type = PERF_MSG_RUN,
-                           .flags = run->verify ? PERF_FLAG_VERIFY : 0,
+                           .flags = (run->verify ? PERF_FLAG_VERIFY : 0) |
+                                    (run->layout.same ? PERF_FLAG_SAME : 0),
                            .iovs = run->layout.iovs,
                            .slots = run->layout.slots,
                            .bytes = run->layout.bytes,

@@ -19,7 +19,7 @@
 /* 2^64 / golden ratio, odd: consecutive multiples differ in their high and low bytes. */
 #define GOLDEN 0x9E3779B97F4A7C15ull
 
-int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_layout *layout)
+int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, bool same, struct perf_layout *layout)
 {
     uint64_t stride, slot;
     if (__builtin_add_overflow(bytes, 2 * PERF_ALIGN - 1, &stride))
@@ -30,9 +30,9 @@ int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_
     if (__builtin_mul_overflow(stride, iovs, &slot) || slot > INT64_MAX)
         return -1;
     uint64_t fit = PERF_WINDOW / slot;
-    uint32_t slots = fit < depth ? (uint32_t)fit : depth;
+    uint32_t slots = fit < depth && !same ? (uint32_t)fit : depth;
     *layout = (struct perf_layout){
-        .bytes = bytes, .iovs = iovs, .slots = slots ? slots : 1, .stride = stride};
+        .bytes = bytes, .iovs = iovs, .slots = slots ? slots : 1, .same = same, .stride = stride};
     return 0;
 }
 
@@ -158,7 +158,7 @@ int perf_region_fill(const struct perf_region *region, const struct perf_layout 
                      uint64_t seed, enum perf_contents contents)
 {
     uint64_t words[CHUNK / 8];
-    uint64_t pieces = (uint64_t)layout->slots * layout->iovs;
+    uint64_t pieces = (uint64_t)perf_layout_places(layout) * layout->iovs;
     for (uint64_t p = 0; p < pieces; p++) {
         bool blank = !(contents & (p / layout->iovs % 2 ? PERF_ODD : PERF_EVEN));
         for (uint64_t done = 0; done < layout->bytes; done += CHUNK) {
@@ -188,7 +188,8 @@ int perf_region_check(const struct perf_region *region, const struct perf_layout
 {
     uint64_t words[CHUNK / 8];
     uint8_t got[CHUNK];
-    uint64_t pieces = (uint64_t)n * layout->iovs;
+    uint32_t places = perf_layout_places(layout);
+    uint64_t pieces = (uint64_t)(n < places ? n : places) * layout->iovs;
     for (uint64_t p = 0; p < pieces; p++) {
         for (uint64_t done = 0; done < layout->bytes; done += CHUNK) {
             size_t len = chunk_len(layout->bytes - done);

@@ -23,20 +23,26 @@ struct perf_layout {
     uint64_t bytes; /* of a piece */
     uint32_t iovs;  /* pieces of a slot */
     uint32_t slots;
+    bool same;       /* memory of all slots: else each has its own */
     uint64_t stride; /* from piece to piece */
 };
 
 /* As many slots as asked for, but no more than fit in PERF_WINDOW; at least one. Returns -1 if
  * a slot is larger than an address space. */
-int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, struct perf_layout *layout);
+int perf_layout_make(uint64_t bytes, uint32_t iovs, uint32_t depth, bool same, struct perf_layout *layout);
+/* So many slots have memory of their own. */
+static inline uint32_t perf_layout_places(const struct perf_layout *l)
+{
+    return l->same ? 1 : l->slots;
+}
 static inline uint64_t perf_layout_offset(const struct perf_layout *l, uint32_t slot,
                                           uint32_t piece)
 {
-    return ((uint64_t)slot * l->iovs + piece) * l->stride;
+    return ((uint64_t)(slot % perf_layout_places(l)) * l->iovs + piece) * l->stride;
 }
 static inline uint64_t perf_layout_size(const struct perf_layout *l)
 {
-    return perf_layout_offset(l, l->slots, 0);
+    return (uint64_t)perf_layout_places(l) * l->iovs * l->stride;
 }
 
 struct perf_region {

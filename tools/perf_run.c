@@ -443,7 +443,7 @@ static int ring_open(const struct perf_worker *w, struct perf_ring *ring,
     if (!ring->slots || !ring->order || !ring->locals || !ring->offsets)
         return perf_fail("no memory for %" PRIu64 " pieces", pieces);
     for (uint64_t i = 0; i < pieces; i++) {
-        ring->offsets[i] = i * l->stride;
+        ring->offsets[i] = perf_layout_offset(l, (uint32_t)(i / l->iovs), (uint32_t)(i % l->iovs));
         ring->locals[i] = (struct weft_local){
             .addr = region->addr + ring->offsets[i], .len = l->bytes, .mem = region->mem};
     }

@@ -133,11 +133,14 @@ static int read_run(const struct perf_worker *w, const struct perf_msg *msg, str
     run->iters = msg->iters;
     run->seed = msg->seed;
     run->verify = msg->flags & PERF_FLAG_VERIFY;
+    bool same = msg->flags & PERF_FLAG_SAME;
     if (msg->iters < 1 || msg->iovs < 1 || msg->iovs > PERF_MAX_IOVS || msg->slots < 1 ||
         msg->slots > PERF_MAX_DEPTH ||
-        perf_layout_make(msg->bytes, msg->iovs, msg->slots, &run->layout) ||
+        perf_layout_make(msg->bytes, msg->iovs, msg->slots, same, &run->layout) ||
         run->layout.slots != msg->slots || perf_layout_size(&run->layout) > w->footprint)
         return perf_fail("the other side asks for an impossible run");
+    if (same && run->test != PERF_WRITE && run->test != PERF_READ)
+        return perf_fail("the other side asks for the same memory in a test that needs more");
     if (run->test == PERF_ADD && (msg->bytes != sizeof(uint64_t) || msg->iovs != 1))
         return perf_fail("the other side asks for additions of %" PRIu64 " bytes", msg->bytes);
     return 0;

@@ -39,6 +39,7 @@ static void add_options(cJSON *json, const struct perf_args *args)
     cJSON_AddNumberToObject(json, "progress_threads", args->progress_threads);
     cJSON_AddBoolToObject(json, "bidir", args->bidir);
     cJSON_AddBoolToObject(json, "small_pages", args->mem.small_pages);
+    cJSON_AddBoolToObject(json, "same_memory", args->same);
 }
 
 static void begin(const struct weft_conn_info *path, const char *mem, bool away, void *user)
@@ -64,6 +65,8 @@ static void begin(const struct weft_conn_info *path, const char *mem, bool away,
         fprintf(out->table, ", behind %s", size_format(out->args->behind, size));
     if (out->args->mem.small_pages)
         fputs(", small pages", out->table);
+    if (out->args->same)
+        fputs(", all from one place to one", out->table);
     if (away)
         fputs(", the target away", out->table);
     fputs(out->args->bidir ? ", both directions\n" : "\n", out->table);

@@ -93,18 +93,37 @@ static void layouts_stay_in_the_window(void **state)
 {
     (void)state;
     struct perf_layout l;
-    assert_int_equal(perf_layout_make(64 << 20, 1, 64, &l), 0);
+    assert_int_equal(perf_layout_make(64 << 20, 1, 64, false, &l), 0);
     assert_int_equal(l.slots, 4);
     assert_int_equal(perf_layout_size(&l), PERF_WINDOW);
-    assert_int_equal(perf_layout_make((uint64_t)1 << 30, 1, 64, &l), 0);
+    assert_int_equal(perf_layout_make((uint64_t)1 << 30, 1, 64, false, &l), 0);
     assert_int_equal(l.slots, 1);
-    assert_int_equal(perf_layout_make(8, 128, 64, &l), 0);
+    assert_int_equal(perf_layout_make(8, 128, 64, false, &l), 0);
     assert_int_equal(l.slots, 64);
     assert_true(l.stride >= 8 + PERF_ALIGN); /* pieces of a vector do not touch */
-    assert_int_equal(perf_layout_make(0, 1, 64, &l), 0);
+    assert_int_equal(perf_layout_make(0, 1, 64, false, &l), 0);
     assert_true(perf_layout_size(&l) > 0);
-    assert_int_equal(perf_layout_make(UINT64_MAX, 1, 1, &l), -1);
-    assert_int_equal(perf_layout_make((uint64_t)1 << 50, 65536, 1, &l), -1);
+    assert_int_equal(perf_layout_make(UINT64_MAX, 1, 1, false, &l), -1);
+    assert_int_equal(perf_layout_make((uint64_t)1 << 50, 65536, 1, false, &l), -1);
+}
+
+/* All slots are one place, which is all that is filled, looked at and needed. */
+static void slots_may_share_a_place(void **state)
+{
+    (void)state;
+    struct perf_layout l;
+    assert_int_equal(perf_layout_make(64 << 20, 2, 64, true, &l), 0);
+    assert_int_equal(l.slots, 64); /* their memory is no limit */
+    assert_int_equal(perf_layout_size(&l), 2 * l.stride);
+    assert_int_equal(perf_layout_make(5000, 3, 7, true, &l), 0);
+    for (uint32_t slot = 0; slot < 7; slot++)
+        assert_int_equal(perf_layout_offset(&l, slot, 2), 2 * l.stride);
+    struct perf_region r = {.addr = calloc(1, perf_layout_size(&l)), .len = perf_layout_size(&l)};
+    assert_int_equal(perf_region_fill(&r, &l, 5, PERF_DATA), 0);
+    assert_int_equal(perf_region_check(&r, &l, 5, 7), 1);
+    r.addr[perf_layout_offset(&l, 6, 2) + l.bytes - 1] ^= 1;
+    assert_int_equal(perf_region_check(&r, &l, 5, 7), 0);
+    free(r.addr);
 }
 
 /* Whichever byte is wrong, the check says so. */
@@ -112,7 +131,7 @@ static void wrong_bytes_are_seen(void **state)
 {
     (void)state;
     struct perf_layout l;
-    perf_layout_make(40000, 3, 2, &l);
+    perf_layout_make(40000, 3, 2, false, &l);
     struct perf_region r = {.addr = calloc(1, perf_layout_size(&l)), .len = perf_layout_size(&l)};
     assert_int_equal(perf_region_fill(&r, &l, 5, PERF_DATA), 0);
     assert_int_equal(perf_region_check(&r, &l, 5, 2), 1);
@@ -137,7 +156,7 @@ static void blank_differs_everywhere(void **state)
 {
     (void)state;
     struct perf_layout l;
-    perf_layout_make(20000, 1, 1, &l);
+    perf_layout_make(20000, 1, 1, false, &l);
     struct perf_region data = {.addr = malloc(l.stride)}, blank = {.addr = malloc(l.stride)};
     perf_region_fill(&data, &l, 9, PERF_DATA);
     perf_region_fill(&blank, &l, 9, PERF_BLANK);
@@ -223,6 +242,7 @@ int main(void)
         cmocka_unit_test(addresses_get_a_port),
         cmocka_unit_test(percentiles_are_right),
         cmocka_unit_test(layouts_stay_in_the_window),
+        cmocka_unit_test(slots_may_share_a_place),
         cmocka_unit_test(wrong_bytes_are_seen),
         cmocka_unit_test(blank_differs_everywhere),
         cmocka_unit_test(pages_are_there_and_of_the_kind_asked_for),
