@@ -19,7 +19,7 @@ PORTS = ("9300", "9301")
 WRITES = {"shm": 4000, "tcp;ofi_rxm": 3000, "udp;ofi_rxd": 200}
 TRIPS = {"shm": 1000000, "tcp;ofi_rxm": 60000, "udp;ofi_rxd": 60000}
 TRIP, TRIP_POLLED = "Weft", "Weft, WEFT_EFA_WAIT=0"
-WEFT, WEFT_RING = "Weft, 4 under way", "Weft, 64 under way"
+WEFT, WEFT_4, WEFT_64 = "Weft", "Weft, 4 under way, each its own memory", "Weft, 64 under way, each its own memory"
 RMA, RMA_NO_CMA = "fi_rma_bw", "fi_rma_bw without CMA"
 PINGPONG, RDM = "fi_pingpong", "fi_rdm_pingpong"
 
@@ -71,8 +71,8 @@ class Tools:
                            "-I", str(TRIPS[provider])], None, False)
         return Sample(float(words[6]), None)
 
-    def weft_write(self, provider, depth):
-        return self.weft.bandwidth("write", MIB, "--depth", str(depth), "--iters", str(WRITES[provider]),
+    def weft_write(self, provider, depth, *options):
+        return self.weft.bandwidth("write", MIB, "--depth", str(depth), "--iters", str(WRITES[provider]), *options,
                                    env={**SETTINGS, "WEFT_EFA_PROVIDER": provider})
 
     def weft_latency(self, provider, wait):
@@ -90,8 +90,9 @@ def trip_row(provider):
 
 
 def rows(t, provider):
-    programs = {WEFT: lambda: t.weft_write(provider, 4),
-                WEFT_RING: lambda: t.weft_write(provider, 64),
+    programs = {WEFT: lambda: t.weft_write(provider, 64, "--same-memory"),
+                WEFT_4: lambda: t.weft_write(provider, 4),
+                WEFT_64: lambda: t.weft_write(provider, 64),
                 RMA: lambda: t.bandwidth(provider)}
     if provider == "shm":
         programs[RMA_NO_CMA] = lambda: t.bandwidth(provider, NO_CMA)
