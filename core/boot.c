@@ -71,12 +71,22 @@ static void detach(struct weft__boot *boot)
     pthread_mutex_unlock(&ep->lock);
 }
 
+/* Whoever connects is told to what. */
+static void begin_text(const struct weft__boot *boot, char *text, size_t size)
+{
+    text[0] = 0;
+    if (boot->active && !boot->kept && boot->conn)
+        snprintf(text, size, "cannot connect to %s: ", boot->conn->peer_text);
+}
+
 void weft__boot_fail(struct weft__boot *boot, int status, const char *fmt, ...)
 {
     char text[256];
+    begin_text(boot, text, sizeof text);
+    size_t len = strlen(text);
     va_list args;
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    vsnprintf(text + len, sizeof text - len, fmt, args);
     va_end(args);
     weft_log(WEFT_LOG_DEBUG, "boot", "%s", text);
     if (boot->conn) {
@@ -279,8 +289,7 @@ static void try_connect(struct weft__boot *boot, int error)
         return;
     }
     const char *hint = boot->conn->hint ? boot->conn->hint : "";
-    weft__boot_fail(boot, -error, "cannot connect to %s: %s%s", boot->conn->peer_text,
-                    strerror(error), hint);
+    weft__boot_fail(boot, -error, "%s%s", strerror(error), hint);
 }
 
 void weft__boot_elsewhere(struct weft__boot *boot, int status, const char *fmt, ...)
@@ -499,7 +508,8 @@ static void step(struct weft__boot *boot, uint64_t now)
     if (conn_gone(boot))
         detach(boot);
     else if (now >= boot->deadline)
-        weft__boot_fail(boot, WEFT_ETIMEOUT, "the handshake was not done in time%s%s",
+        weft__boot_fail(boot, WEFT_ETIMEOUT, "%s in time%s%s",
+                        boot->connecting ? "no answer" : "the handshake was not done",
                         *boot->reasons ? ": " : "", boot->reasons);
     else if (boot->connecting && now >= boot->try_until)
         try_connect(boot, ETIMEDOUT);
