@@ -317,13 +317,18 @@ int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
     int rc = check_connect(opts, &o, conn);
     if (rc == 0 && !address)
         rc = weft_fail(-EINVAL, "address is NULL");
-    if (rc == 0)
-        rc = weft__address_parse(address, &a);
+    if (rc)
+        return rc;
+    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    if (!ep)
+        return WEFT_EHANDLE;
+    weft__handle_put(handle); /* looking up a name may take long: who closes the endpoint does not wait for it */
+    rc = weft__address_parse(address, &a);
     if (rc == 0 && (!weft__address_port(&a) || weft__address_is_any(&a)))
         rc = weft_fail(-EINVAL, "'%s' does not name a host and a port", address);
     if (rc)
         return rc;
-    struct weft__endpoint *ep = weft__handle_get(handle, WEFT__ENDPOINT);
+    ep = weft__handle_get(handle, WEFT__ENDPOINT);
     if (!ep)
         return WEFT_EHANDLE;
     rc = start_connect(ep, &a, 1, NULL, NULL, &o, conn);

@@ -361,6 +361,7 @@ static void expect_stale(weft_endpoint_t e, weft_conn_t c, weft_mem_t m, weft_op
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_port(e));
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_progress(e, 0));
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_connect_to(e, "127.0.0.1:1", NULL, &conn));
+    WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_connect_to(e, "nobody.invalid:1", NULL, &conn)); /* which is not looked up */
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_accept(e, 0, &conn));
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_conns(e, &conn, 1));
     WEFT_FAILS(WEFT_EHANDLE, weft_endpoint_notif(e, 0, &notif));

@@ -176,7 +176,7 @@ struct weft_conn_info {
     uint32_t peer_pid;
     uint8_t peer_uuid[16];
     char transport[16]; /* "tcp" */
-    char path[96];      /* "tcp, 2 links, 127.0.0.1:41234" */
+    char path[96];      /* "tcp, 2 links, 127.0.0.1" */
     char why[256];      /* why this path and no better one, or why the conn is down */
     char peer[96];      /* "host:port" of the peer's endpoint, or where it came from */
 };
