@@ -170,7 +170,7 @@ static int add_transport(const struct weft_transport *t, int from_module)
         return refuse("transport", t->name, "a required function is missing");
     for (int i = 0; i < ntransports; i++)
         if (!strcmp(transports[i].transport.name, t->name))
-            return 0; /* the first of a name counts */
+            return refuse("transport", t->name, "there is one of this name already");
     if (ntransports == MAX_BACKENDS)
         return refuse("transport", t->name, "there are too many");
     struct known_transport *k = &transports[ntransports++];
@@ -205,7 +205,7 @@ static int add_gpu(const struct weft_gpu_backend *b, int from_module)
         return refuse("gpu backend", b->name, "a required function is missing");
     for (int i = 0; i < ngpus; i++)
         if (!strcmp(gpus[i].backend.name, b->name))
-            return 0; /* as above */
+            return refuse("gpu backend", b->name, "there is one of this name already");
     if (ngpus == MAX_BACKENDS)
         return refuse("gpu backend", b->name, "there are too many");
     struct known_gpu *k = &gpus[ngpus++];

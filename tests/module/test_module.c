@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Modules of WEFT_MODULE_PATH: a good one works like a built-in transport, one that was built for
- * another interface is refused with both numbers, and neither keeps the library from working.
+ * another interface is refused with both numbers, one whose name is taken is told, and neither keeps the library from working.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -64,6 +64,15 @@ static void another_interface_is_refused_with_both_numbers(void **state)
     assert_non_null(strstr(log_lines, "gpu backend stale_gpu")); /* what came with it stays */
 }
 
+static void a_name_that_is_taken_is_told(void **state)
+{
+    (void)state;
+    struct weft_transport_info info;
+    assert_int_equal(find("local", &info), 0);
+    assert_int_equal(info.from_module, 0);
+    assert_non_null(strstr(log_lines, "transport local: there is one of this name already"));
+}
+
 static void a_module_moves_bytes(void **state)
 {
     (void)state;
@@ -109,6 +118,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_module_is_listed_beside_what_is_built_in),
         cmocka_unit_test(another_interface_is_refused_with_both_numbers),
+        cmocka_unit_test(a_name_that_is_taken_is_told),
         cmocka_unit_test(a_module_moves_bytes),
         cmocka_unit_test(devices_that_stand_in_for_a_busy_one_find_room),
     };
