@@ -45,7 +45,8 @@ struct list {
 
 static char *add(struct list *list, const char *name)
 {
-    struct info_attr *a = &list->at[list->n++];
+    list->n += list->n < INFO_MAX_ATTRS;
+    struct info_attr *a = &list->at[list->n - 1];
     a->name = name;
     a->text[0] = '\0';
     return a->text;
@@ -101,6 +102,8 @@ int info_attrs(const char *transport, const char *device, struct info_attr *attr
     add_flag(&list, "target polls", a.target_progress);
     add_flag(&list, "sees death", a.peer_death);
     add_flag(&list, "scatters", a.rx_scatter);
+    add_flag(&list, "enters", a.enters);
+    add_flag(&list, "software", a.software);
     return list.n;
 }
 
@@ -165,6 +168,8 @@ static cJSON *attributes_json(const struct weft_nic_attr *a)
     cJSON_AddBoolToObject(o, "target_progress", a->target_progress);
     cJSON_AddBoolToObject(o, "peer_death", a->peer_death);
     cJSON_AddBoolToObject(o, "rx_scatter", a->rx_scatter);
+    cJSON_AddBoolToObject(o, "enters", a->enters);
+    cJSON_AddBoolToObject(o, "software", a->software);
     return o;
 }
 

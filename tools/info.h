@@ -9,7 +9,7 @@
 #include "weft.h"
 
 #define INFO_TEXT_MAX 256
-#define INFO_MAX_ATTRS 16
+#define INFO_MAX_ATTRS 24 /* more than there are: the last would be lost */
 
 /* One attribute of a device, for people. */
 struct info_attr {
