@@ -338,6 +338,8 @@ static int check(struct perf_args *args)
         return usage_error("--conns does not apply to --bidir, send and notify", NULL);
     if (args->behind && (args->bidir || (args->test != PERF_WRITE && args->test != PERF_READ)))
         return usage_error("--behind applies to write and read one way", NULL);
+    if (args->json && args->role == PERF_LISTEN)
+        return usage_error("--json is for the side that connects, which measures", NULL);
     if (args->same && args->test != PERF_WRITE && args->test != PERF_READ)
         return usage_error("--same-memory applies to write and read", NULL);
     if (args->away && (args->bidir || args->role == PERF_CONNECT ||
