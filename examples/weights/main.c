@@ -14,7 +14,7 @@
 static const char usage[] =
     "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N]\n"
     "weights pull HOST:PORT DEST [--transport T] [--threads N] [--depth N]\n"
-    "             [--retry SECONDS] [--limit MB/s] [--no-check | --verify] [--no-compare]\n"
+    "             [--retry SECONDS] [--limit MB/s] [--no-check] [--verify] [--no-compare]\n"
     "weights pull HOST:PORT --memory [OPTION]...      all of these but --verify\n"
     "\n"
     "serve    let others pull the files below DIR; says where it listens\n"
