@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many threads do a kind of work, and how many of Weft's move bytes beside them. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* CPU_COUNT */
+#endif
 #include "weights.h"
 
 #include <sched.h>
