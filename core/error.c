@@ -38,7 +38,7 @@ const char *weft_strerror(int code)
     if (entry)
         return entry->text;
     /* the GNU strerror_r: may return its own static text instead of filling the buffer */
-    return strerror_r(-code, errno_text, sizeof errno_text);
+    return strerror_r((int)-(unsigned)code, errno_text, sizeof errno_text);
 }
 
 const char *weft_err_name(int code)

@@ -3,6 +3,7 @@
 #include "helpers.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -181,6 +182,11 @@ static void errors_have_names_texts_and_scopes(void **state)
 #undef CHECK_ENTRY
     assert_string_equal(weft_err_name(-EINVAL), "errno");
     assert_string_equal(weft_strerror(-EINVAL), strerror(EINVAL));
+    static const int none[] = {INT_MIN, INT_MIN + 1, -100000}; /* as any number that comes in is handled */
+    for (size_t i = 0; i < ARRAY_LEN(none); i++) {
+        assert_true(*weft_strerror(none[i]));
+        assert_string_equal(weft_err_name(none[i]), "errno");
+    }
     assert_int_equal(weft_err_scope(0), WEFT_SCOPE_NONE);
 }
 
