@@ -228,8 +228,9 @@ int efa_mem_dereg(struct weft_nic *base, void *handle)
         efa_ep_reset_target(nic);
     while (!weft_list_empty(&mem->leases))
         lease_free(WEFT_LIST_OF(mem->leases.next, struct efa_lease, of_mem));
+    if (fi_close(&mem->mr->fid) && !nic->lost)
+        return WEFT_EAGAIN; /* it is not gone */
     nic->nwaiting--;
-    fi_close(&mem->mr->fid);
     free(mem);
     return 0;
 }

@@ -101,6 +101,7 @@ struct verbs_mem {
     uint32_t lkey, rkey;           /* of the first part */
     uint32_t nparts;
     uint8_t shift;
+    bool stuck; /* the device does not let go of it */
     struct weft_mem_range range;
     struct verbs_part parts[];
 };

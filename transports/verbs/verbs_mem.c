@@ -104,23 +104,24 @@ static uint64_t reg_part(const struct verbs_nic *nic, struct verbs_mem *mem, uin
     return len;
 }
 
-/* EBUSY: some of it is in use, and still there. */
-static int unreg(const struct verbs_nic *nic, struct verbs_mem *mem)
+/* False: some of it is still there, in use or not let go by the device, whatever it says: peers may reach it. */
+static bool unreg(const struct verbs_nic *nic, struct verbs_mem *mem)
 {
-    int status = 0;
+    bool gone = true;
     for (uint32_t i = 0; i < mem->nparts; i++) {
         struct verbs_part *part = &mem->parts[i];
         int rc = part->mr ? nic->lib->dereg_mr(part->mr) : 0;
-        if (rc == EBUSY) {
-            status = EBUSY;
+        if (rc == 0) {
+            part->mr = NULL;
             continue;
         }
-        part->mr = NULL;
-        if (rc)
+        gone = false;
+        if (rc != EBUSY && !mem->stuck)
             weft_log(WEFT_LOG_WARN, "verbs", "%s: cannot deregister memory at %p: %s", nic->name,
                      mem->range.addr, strerror(rc));
+        mem->stuck |= rc != EBUSY; /* said once */
     }
-    return status;
+    return gone;
 }
 
 /* --- in parts ------------------------------------------------------------------------------------------- */
@@ -238,7 +239,7 @@ int verbs_mem_dereg(struct weft_nic *base, void *handle)
 {
     struct verbs_nic *nic = (struct verbs_nic *)base;
     struct verbs_mem *mem = handle;
-    if (unreg(nic, mem) == EBUSY)
+    if (!unreg(nic, mem))
         return WEFT_EAGAIN;
     if (mem->nparts > 1)
         verbs_count_parted(nic, -1);
