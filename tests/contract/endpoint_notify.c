@@ -203,6 +203,25 @@ static weft_endpoint_t with_queue(const char *bytes, int threads)
     return endpoint;
 }
 
+/* What no queue has room for is refused, and what fits goes on. */
+static void longer_than_the_queue(void **state)
+{
+    (void)state;
+    static char bytes[200000];
+    weft_endpoint_t a = duo_endpoint(), b = with_queue("131072", 1);
+    struct weft_notif got;
+    weft_conn_t conn, other;
+    duo_join(a, b, &conn, &other);
+    WEFT_FAILS(WEFT_ELIMIT, weft_notify(conn, bytes, sizeof bytes, T));
+    WEFT_FAILS(WEFT_ELIMIT, weft_notify(conn, bytes, 131073, T));
+    WEFT_OK(weft_notify(conn, bytes, 131072, T));
+    WEFT_OK(weft_endpoint_notif(b, T, &got));
+    assert_int_equal(got.len, 131072);
+    weft_notif_free(&got);
+    WEFT_OK(weft_endpoint_close(a));
+    WEFT_OK(weft_endpoint_close(b));
+}
+
 static weft_op_t post_notify(weft_conn_t conn, const char *bytes, size_t len)
 {
     weft_op_t op;
@@ -446,6 +465,7 @@ int main(void)
         cmocka_unit_test(posted_before_a_close_they_arrive),
         cmocka_unit_test(a_full_queue_makes_the_sender_wait),
         cmocka_unit_test(a_full_queue_makes_long_ones_wait),
+        cmocka_unit_test(longer_than_the_queue),
         cmocka_unit_test(what_is_canceled_holds_up_no_other),
         cmocka_unit_test(what_goes_with_its_conn_holds_up_no_other),
         IN_BOTH(a_write_announces_its_data),

@@ -8,14 +8,14 @@
 static void wrong_hellos_are_dropped(void **state)
 {
     struct stranger *s = *state;
-    for (int wrong = 0; wrong < 8; wrong++) {
+    for (int wrong = 0; wrong < 9; wrong++) {
         struct tcp_hello hello = stranger_hello_for(s, 0);
         uint8_t bytes[TCP_HELLO_SIZE];
         hello.token[15] ^= wrong == 0;
         hello.token[0] ^= wrong == 1 ? 0x80 : 0;
         hello.version += wrong == 2;
-        hello.sockets = wrong == 3 ? 0 : wrong == 4 ? 3 : 2;
-        hello.index = wrong == 5 ? 2 : 0;
+        hello.sockets = wrong == 3 ? 0 : wrong == 4 ? 3 : wrong == 8 ? 1 : 2;
+        hello.index = wrong == 5 ? 2 : wrong == 8; /* of two, and of one that the link has, too */
         hello.depth = wrong == 6 ? 0 : DEPTH;
         tcp_hello_encode(bytes, &hello);
         bytes[0] ^= wrong == 7;

@@ -223,6 +223,64 @@ static void a_partition_is_found_by_its_key(void **state)
     verbs_pair_check_fake();
 }
 
+/* --- what queue pairs are told --------------------------------------------------------------- */
+
+static struct ibv_qp_attr told(const struct pair *pair, int side, int data)
+{
+    struct verbs_link *link = (struct verbs_link *)pair->side[side].link;
+    struct ibv_qp_attr attr;
+    assert_int_equal(fake_verbs_qp(data < 0 ? link->control.qp : link->data[data].qp, &attr), 0);
+    return attr;
+}
+
+/* Of messages and of data alike. */
+static void settings_reach_the_queue_pairs(void **state)
+{
+    (void)state;
+    static const char *const values[][2] = {{"TRAFFIC_CLASS", "104"}, {"SERVICE_LEVEL", "3"}, {"RETRY", "5"}, {"TIMEOUT", "13"}};
+    for (size_t i = 0; i < ARRAY_LEN(values); i++) {
+        char name[64];
+        snprintf(name, sizeof name, "WEFT_VERBS_%s", values[i][0]);
+        WEFT_OK(weft_config_set(name, values[i][1]));
+    }
+    struct verbs_pair vp;
+    verbs_pair_open(&vp, "");
+    for (int side = 0; side < 2; side++) {
+        for (int data = -1; data < 1; data++) {
+            struct ibv_qp_attr attr = told(&vp.pair, side, data);
+            assert_int_equal(attr.ah_attr.grh.traffic_class, 104);
+            assert_int_equal(attr.ah_attr.sl, 3);
+            assert_int_equal(attr.retry_cnt, 5);
+            assert_int_equal(attr.timeout, 13);
+        }
+    }
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
+/* The shorter packets of both; and no more READs under way than the other end executes at once. */
+static void both_ends_count(void **state)
+{
+    (void)state;
+    struct pair pair;
+    assert_int_equal(fake_verbs_configure("mtu=4096"), 0);
+    WEFT_OK(weft_config_set("WEFT_VERBS_MTU", "4096"));
+    pair_open(&pair, &weft_transport_verbs, "fake0");
+    struct verbs_nic *b = (struct verbs_nic *)pair.side[B].nic;
+    assert_true(b->reads_in > 3 && b->reads_out > 3);
+    b->mtu = IBV_MTU_512;
+    b->reads_in = 3;
+    pair_connect(&pair);
+    for (int side = 0; side < 2; side++)
+        for (int data = -1; data < 1; data++)
+            assert_int_equal(told(&pair, side, data).path_mtu, IBV_MTU_512);
+    assert_int_equal(told(&pair, A, 0).max_rd_atomic, 3);
+    assert_int_equal(told(&pair, B, 0).max_dest_rd_atomic, 3);
+    assert_int_equal(told(&pair, B, 0).max_rd_atomic, b->reads_out);
+    pair_close(&pair);
+    verbs_pair_check_fake();
+}
+
 /* --- devices that lack something -------------------------------------------------------------- */
 
 static bool has(const struct verbs_pair *vp, enum weft_op op)
@@ -522,6 +580,8 @@ int main(void)
         CASE(a_gid_can_be_asked_for),
         CASE(infiniband_is_addressed_by_lid),
         CASE(a_partition_is_found_by_its_key),
+        CASE(settings_reach_the_queue_pairs),
+        CASE(both_ends_count),
         CASE(poor_devices_do_what_they_can),
         CASE(a_device_with_too_little_says_so),
         CASE(a_run_of_cmds_rings_once),

@@ -867,6 +867,22 @@ static void a_port_that_comes_back_soon_costs_nothing(void **state)
     verbs_pair_close(&vp);
 }
 
+/* So long, and not as long as by default. */
+static void how_long_a_port_may_stay_down_can_be_said(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    weft_config_set("WEFT_VERBS_FLAP", "600000");
+    verbs_pair_open(&vp, "retry_ms=5000");
+    assert_int_equal(fake_verbs_port("fake0", 1, false), 0);
+    for (uint64_t until = weft_now() + 1200 * 1000000ull; weft_now() < until;)
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(pair_poll(&vp.pair, i), 0);
+    assert_int_equal(fake_verbs_port("fake0", 1, true), 0);
+    verbs_pair_works(&vp);
+    verbs_pair_close(&vp);
+}
+
 static void a_port_that_stays_down_ends_its_links(void **state)
 {
     (void)state;
@@ -1139,6 +1155,7 @@ int main(void)
         CASE(each_call_of_open_may_fail),
         CASE(each_call_of_a_link_may_fail),
         CASE(a_port_that_comes_back_soon_costs_nothing),
+        CASE(how_long_a_port_may_stay_down_can_be_said),
         CASE(a_port_that_stays_down_ends_its_links),
         CASE(a_port_that_goes_down_wakes_a_sleeper),
         CASE(a_lost_device_ends_all),

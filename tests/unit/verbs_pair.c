@@ -6,8 +6,8 @@
 
 int verbs_pair_reset(void **state)
 {
-    static const char *const settings[] = {"DEVICES", "GID_INDEX", "PKEY",    "MTU",
-                                           "FLAP",    "QPS",       "CREDITS", "RELAXED"};
+    static const char *const settings[] = {"DEVICES", "GID_INDEX", "PKEY",    "MTU",          "FLAP",    "QPS",
+                                           "CREDITS", "RELAXED",   "TIMEOUT", "SERVICE_LEVEL", "RETRY", "TRAFFIC_CLASS"};
     char name[64];
     (void)state;
     test_begin();

@@ -35,6 +35,9 @@ void fake_verbs_forgive(void);
 /* Objects that are alive: contexts, domains, registrations, channels and queues. */
 int fake_verbs_objects(void);
 
+/* What ibv_modify_qp has made of a queue pair. */
+int fake_verbs_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr);
+
 struct fake_verbs_stats {
     uint64_t posts, sends;       /* calls of post_send, work requests in them */
     uint64_t recv_posts, recvs;  /* the same of post_recv and post_srq_recv */

@@ -156,6 +156,16 @@ static void apply(struct fake_qp *qp, const struct ibv_qp_attr *attr, int mask)
     qp->state = qp->pub.state = to;
 }
 
+int fake_verbs_qp(struct ibv_qp *pub, struct ibv_qp_attr *attr)
+{
+    fake__lock();
+    const struct fake_qp *qp = FAKE_OF(fake_qp, object, FAKE_QP, pub, "fake_verbs_qp");
+    if (qp)
+        *attr = qp->attr;
+    fake__unlock();
+    return qp ? 0 : EINVAL;
+}
+
 int ibv_modify_qp(struct ibv_qp *pub, struct ibv_qp_attr *attr, int attr_mask)
 {
     fake__lock();
