@@ -111,14 +111,15 @@ int session_connect(struct session *s, struct message *welcome)
         int rc = attempt(s, welcome);
         if (rc == 0)
             return 0;
-        int last = is_final(rc) || seconds() + pause > until;
+        double left = until - seconds();
+        int last = is_final(rc) || left <= 0;
         if (last)
             say("%s: %s", s->opts->address, s->why);
         else if (!said++)
             say("%s: %s; tried again for %d s", s->opts->address, s->why, s->opts->retry);
         if (last)
             return rc;
-        usleep((useconds_t)(pause * 1e6));
+        usleep((useconds_t)((pause < left ? pause : left) * 1e6));
         pause = 2 * pause < LAST_PAUSE ? 2 * pause : LAST_PAUSE;
     }
 }
