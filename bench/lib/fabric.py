@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """libfabric's own programs and weft_perf over one provider of libfabric, and what is asked of Weft."""
+import json
 import os
 import shutil
 import time
 
 from . import proc
-from .programs import Sample, Weft
+from .programs import Sample, Weft, beside
 from .table import Goal, Row, first_line
 
 PROVIDERS = ("shm", "tcp;ofi_rxm", "udp;ofi_rxd")
@@ -19,6 +20,7 @@ PORTS = ("9300", "9301")
 WRITES = {"shm": 4000, "tcp;ofi_rxm": 3000, "udp;ofi_rxd": 200}
 TRIPS = {"shm": 1000000, "tcp;ofi_rxm": 60000, "udp;ofi_rxd": 60000}
 TRIP, TRIP_POLLED = "Weft", "Weft, WEFT_EFA_WAIT=0"
+LINK, LINK_POLLED = "Weft, a link of efa without an endpoint", "Weft, such a link, WEFT_EFA_WAIT=0"
 WEFT, WEFT_4, WEFT_64 = "Weft", "Weft, 4 under way, each its own memory", "Weft, 64 under way, each its own memory"
 RMA, RMA_NO_CMA = "fi_rma_bw", "fi_rma_bw without CMA"
 PINGPONG, RDM = "fi_pingpong", "fi_rdm_pingpong"
@@ -33,6 +35,7 @@ class Tools:
 
     def __init__(self, notes, perf, folder):
         self.notes, self.weft = notes, Weft(notes, perf, "efa")
+        self.link = beside(perf, "link_pingpong", "bench")
         self.pingpong = shutil.which("fi_pingpong")
         self.rma, self.rdm = (os.path.join(folder, p) for p in ("fi_rma_bw", "fi_rdm_pingpong"))
         for program in (self.pingpong, self.rma, self.rdm):
@@ -80,6 +83,12 @@ class Tools:
                                env={**SETTINGS, "WEFT_EFA_PROVIDER": provider, "WEFT_EFA_WAIT": wait})
         return Sample(1 / result["Mops"], None)  # the mean, as theirs
 
+    def link_latency(self, provider, wait):
+        command = [self.link, "efa", str(SMALL), str(TRIPS[provider])]
+        env = {**SETTINGS, "WEFT_EFA_PROVIDER": provider, "WEFT_EFA_WAIT": wait}
+        self.notes.add(command, env)
+        return Sample(json.loads(proc.output(command, env))["half_us"], None)
+
 
 def write_row(provider):
     return f"{provider}, write 1 MiB"
@@ -100,6 +109,8 @@ def rows(t, provider):
     yield Row(trip_row(provider), "us", {
         TRIP: lambda: t.weft_latency(provider, "1"),
         TRIP_POLLED: lambda: t.weft_latency(provider, "0"),
+        LINK: lambda: t.link_latency(provider, "1"),
+        LINK_POLLED: lambda: t.link_latency(provider, "0"),
         PINGPONG: lambda: t.pingpong_latency(provider),
         RDM: lambda: t.rdm_latency(provider)})
 
@@ -110,6 +121,6 @@ def goals(providers):
         for peer in (RMA, RMA_NO_CMA) if provider == "shm" else (RMA,):
             yield Goal(f"{row} >= 0.97 x {peer}", (row, WEFT), ">=", 0.97, [(row, peer)])
         row = trip_row(provider)
-        for own in (TRIP, TRIP_POLLED):
+        for own in (TRIP, TRIP_POLLED, LINK, LINK_POLLED):
             for peer in (PINGPONG, RDM):
                 yield Goal(f"{row}, {own} <= 1.1 x {peer}", (row, own), "<=", 1.1, [(row, peer)])
