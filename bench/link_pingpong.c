@@ -26,8 +26,9 @@
 #define MOST_BYTES 65536
 #define MOST_DEVICES 16
 #define COMPS 32
-#define WAIT_NS 20000000000u /* for the other side, in anything */
+#define WAIT_NS (WAIT_S * 1000000000ull) /* for the other side, in anything */
 #define LOOK_POLLS 4096      /* between looks at the clock */
+#define WAIT_S 20
 
 struct end {
     const struct weft_transport_ops *ops;
@@ -87,21 +88,30 @@ static void poll_once(struct end *e)
     }
 }
 
+struct patience {
+    uint32_t polls;
+    uint64_t until; /* 0: the clock was not looked at yet */
+};
+
+static void poll_again(struct end *e, struct patience *p, const char *what)
+{
+    poll_once(e);
+    if (++p->polls % LOOK_POLLS)
+        return;
+    uint64_t now = weft_now();
+    p->until = p->until ? p->until : now + WAIT_NS;
+    if (now > p->until) {
+        weft_fail(WEFT_ETIMEOUT, "waited for %d s", WAIT_S);
+        die(what);
+    }
+}
+
 /* Poll until that many messages of the other side are here. */
 static void hear(struct end *e, uint64_t upto)
 {
-    uint64_t until = 0;
-    for (uint32_t n = 1; e->heard < upto; n++) {
-        poll_once(e);
-        if (n % LOOK_POLLS)
-            continue;
-        uint64_t now = weft_now();
-        until = until ? until : now + WAIT_NS;
-        if (now > until) {
-            weft_fail(WEFT_ETIMEOUT, "nothing came");
-            die("message");
-        }
-    }
+    struct patience p = {0};
+    while (e->heard < upto)
+        poll_again(e, &p, "a message");
 }
 
 static void say(struct end *e, uint64_t n)
@@ -116,9 +126,10 @@ static void say(struct end *e, uint64_t n)
                            .len = e->len,
                            .ctx = 1,
                            .one = {e->out, e->len, NULL}};
+    struct patience p = {0};
     int rc;
     while ((rc = e->ops->post(e->link, &cmd, 1)) == 0)
-        poll_once(e);
+        poll_again(e, &p, "room for a message");
     if (rc < 0)
         die("post");
     e->under_way++;
@@ -193,8 +204,9 @@ static void run(struct end *e, int fd, uint64_t trips)
         if (send(fd, &done, 1, MSG_NOSIGNAL) != 1)
             die("the other side");
     } else {
+        struct patience p = {0};
         while (recv(fd, &done, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN)
-            poll_once(e);
+            poll_again(e, &p, "the end");
     }
     e->ops->link_close(e->link);
     e->ops->close(e->nic);
@@ -217,6 +229,8 @@ int main(int argc, char **argv)
     }
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fd))
         die("socketpair");
+    for (int i = 0; i < 2; i++)
+        setsockopt(fd[i], SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = WAIT_S}, sizeof(struct timeval));
     pid_t child = fork(); /* before the library has done anything */
     if (child < 0)
         die("fork");

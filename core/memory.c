@@ -386,7 +386,8 @@ static int reg_finish(struct weft__endpoint *ep, struct weft__reg *reg)
         return 0;
     }
     return weft_fail(WEFT_ETIMEOUT, "a peer or a GPU that does not go on still touches this memory: it "
-                                    "must stay mapped until its conn is closed (0 of weft_conn_close)");
+                                    "must stay mapped until its conn is closed (0 of weft_conn_close), or the endpoint "
+                                    "if the log tells of a device that keeps it");
 }
 
 /* Endpoint lock held. */

@@ -3,6 +3,8 @@
  * can go on goes on. */
 #include "efa_pair.h"
 
+#include "transports/efa/efa.h"
+
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -107,6 +109,42 @@ static void injected_messages_that_are_lost(void **state)
 
 /* The peer lets go of other memory while this end does not poll, so its endpoint for that moves: what is under way to where it
  * was ends there, or goes again, and its address is kept until then. */
+static int closes;
+
+/* As ofi_rxm's: it is gone, and an error. */
+static int close_and_fail(struct fid *fid)
+{
+    (void)fid;
+    closes++;
+    return -FI_EIO;
+}
+
+static void memory_that_the_provider_keeps(void **state)
+{
+    (void)state;
+    struct efa_pair ep;
+    struct weft_mem_handle handle;
+    efa_pair_open(&ep, "", NULL);
+    uint8_t *bytes = aligned_alloc(4096, 4096);
+    handle = pair_reg(&ep.pair, PAIR_A, bytes, 4096, PAIR_ALL, 900);
+    struct efa_mem *mem = handle.mem;
+    struct fid *fid = &mem->mr->fid;
+    struct fi_ops *own = fid->ops, failing = *own;
+    failing.close = close_and_fail;
+    fid->ops = &failing;
+    closes = 0;
+    for (int i = 0; i < 3; i++)
+        WEFT_FAILS(WEFT_EAGAIN, (weft_fail(0, "-"), ep.pair.ops->mem_dereg(ep.pair.side[PAIR_A].nic, mem)));
+    assert_int_equal(closes, 1); /* what has failed may be gone */
+    fid->ops = own;
+    mem->mr = (struct fid_mr *)fid; /* so that nothing is left */
+    mem->stuck = false;
+    ((struct efa_nic *)ep.pair.side[PAIR_A].nic)->nwaiting++;
+    assert_int_equal(ep.pair.ops->mem_dereg(ep.pair.side[PAIR_A].nic, mem), 0);
+    efa_pair_close(&ep);
+    free(bytes);
+}
+
 static void a_target_that_moves_under_operations(void **state)
 {
     (void)state;
@@ -145,6 +183,7 @@ int main(void)
         cmocka_unit_test(a_request_that_fails),
         cmocka_unit_test(a_peer_that_does_not_answer),
         cmocka_unit_test(injected_messages_that_are_lost),
+        cmocka_unit_test(memory_that_the_provider_keeps),
         cmocka_unit_test(a_target_that_moves_under_operations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

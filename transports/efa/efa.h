@@ -122,7 +122,8 @@ struct efa_lease {
 
 struct efa_mem {
     struct efa_mem *next; /* in nic->mems, by key */
-    struct fid_mr *mr;
+    struct fid_mr *mr;    /* NULL: closed, or not to be closed */
+    bool stuck;           /* the provider does not let go of it */
     void *desc;
     struct weft_mem_range range;
     uint64_t rkey, base;

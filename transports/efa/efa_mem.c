@@ -211,6 +211,20 @@ static bool is_hopeful(const struct efa_mem *mem)
     return false;
 }
 
+/* Once, whatever comes of it: ofi_rxm frees a registration whose close fails, too. */
+static void close_mr(struct efa_nic *nic, struct efa_mem *mem)
+{
+    if (!mem->mr)
+        return;
+    int rc = fi_close(&mem->mr->fid);
+    mem->mr = NULL;
+    nic->nwaiting--;
+    mem->stuck = rc != 0;
+    if (rc)
+        weft_log(WEFT_LOG_WARN, "efa", "cannot deregister memory at %p: %s", mem->range.addr,
+                 nic->lib->strerror(-rc));
+}
+
 int efa_mem_dereg(struct weft_nic *base, void *handle)
 {
     struct efa_nic *nic = (struct efa_nic *)base;
@@ -228,9 +242,9 @@ int efa_mem_dereg(struct weft_nic *base, void *handle)
         efa_ep_reset_target(nic);
     while (!weft_list_empty(&mem->leases))
         lease_free(WEFT_LIST_OF(mem->leases.next, struct efa_lease, of_mem));
-    if (fi_close(&mem->mr->fid) && !nic->lost)
-        return WEFT_EAGAIN; /* it is not gone */
-    nic->nwaiting--;
+    close_mr(nic, mem);
+    if (mem->stuck && !nic->lost)
+        return WEFT_EAGAIN; /* for good: peers may reach it */
     free(mem);
     return 0;
 }

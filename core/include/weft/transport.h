@@ -187,8 +187,8 @@ typedef int weft_mem_reg_fn(struct weft_nic *nic, const struct weft_mem_range *r
  * Returns: 0: from now on no peer's operation touches the memory through this handle, and its key
  *          is unknown (a READ that is being answered ends at the peer with WEFT_EKEY); or
  *          WEFT_EAGAIN: part of the memory is still being read or written for a peer, or peers have yet
- *          to say that it is not; poll and call again (questions about it are refused from the first
- *          call on).
+ *          to say that it is not, or the device does not let go of it; poll and call again (questions
+ *          about it are refused from the first call on).
  */
 typedef int weft_mem_dereg_fn(struct weft_nic *nic, void *mem);
 
