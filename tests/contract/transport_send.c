@@ -170,6 +170,30 @@ static void one_comp_at_a_time(void **state)
     p->a.max = p->b.max = 8;
 }
 
+/* Who is sent one message after the other hears soon all the same that its own has ended. */
+static void ends_come_between_messages(void **state)
+{
+    struct pair *p = *state;
+    struct buf from = pair_buf(p, A, 8, 0, 0), back = pair_buf(p, B, 8, 0, 0);
+    struct weft_cmd cmd = cmd_send(from, 0, 8), more = cmd_send(back, 0, 8);
+    size_t n = pair_post(p, A, 0, &cmd);
+    pair_arrival(p, B, 0);
+    p->a.max = 1;
+    p->a.other = p->b.other = NULL;
+    uint64_t until = weft_now() + 20000000000u;
+    while (p->a.narrivals < 8 && !p->a.recs[n].done && weft_now() < until) {
+        size_t first;
+        while (p->b.nrecs < p->a.narrivals + 4 && side_post_many(&p->b, 0, &more, 1, &first) == 1)
+            ;
+        side_poll(&p->b);
+        side_poll(&p->a);
+    }
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    p->a.max = 8;
+    assert_true(p->a.recs[n].done);
+}
+
 static void messages_of_several_links_do_not_mix(void **state)
 {
     struct pair *p = *state;
@@ -229,6 +253,7 @@ int main(void)
         IN_ONE(a_slow_receiver_loses_nothing),
         IN_BOTH(quiet_ones_end_too),
         IN_ONE(one_comp_at_a_time),
+        IN_ONE(ends_come_between_messages),
         IN_BOTH(messages_of_several_links_do_not_mix),
         IN_BOTH(a_comp_gives_the_memory_back),
     };

@@ -364,6 +364,7 @@ struct efa_nic {
     uint64_t looked;   /* when deadlines were last looked at */
     uint64_t polls;
     bool full;      /* libfabric had no room for what goes once more */
+    bool put_off;   /* the last poll had messages, and left what had ended or was to be posted to the next one */
     bool waited;    /* wait_fd was called since the last poll */
     enum fi_hmem_iface iface; /* of the GPUs whose memory the device reaches; FI_HMEM_SYSTEM: none */
     bool wakes;     /* what arrives wakes who sleeps, if the provider can */
@@ -548,8 +549,12 @@ void efa_msg_note(struct efa_link *link, enum efa_kind kind, const void *body, u
 /* BYE or QUIET, which go also when the link is gone. */
 void efa_msg_last(struct efa_link *link, enum efa_kind kind);
 void efa_msg_last_again(struct efa_nic *nic);
-/* Post what credits and room allow. */
+/* End what the peer has taken: the link is up. */
+void efa_msg_end_taken(struct efa_link *link);
+/* The same, and post what credits and room allow. */
 void efa_msg_flush(struct efa_link *link);
+/* Post a SEND now, before all else: 1; 0 it has to wait; or the link has failed. Its number is link->seq - 1 then. */
+int efa_msg_send(struct efa_link *link, const struct weft_cmd *cmd);
 /* Post as many receives as the links want. */
 void efa_msg_receive(struct efa_nic *nic);
 /* Counts that peers wait for: all, or those that are due. */
@@ -591,6 +596,8 @@ void efa_op_drop_rest(struct efa_link *link);
 void efa_op_free(struct efa_op *op);
 /* The pieces of its payload. */
 const struct weft_iov_local *efa_op_pieces(const struct efa_op *op, uint32_t *n);
+/* n pieces, into as many bytes. */
+void efa_gather(const struct weft_iov_local *pieces, uint32_t n, void *to);
 /* The payload, into as many bytes. */
 void efa_op_gather(const struct efa_op *op, void *to);
 /* n bytes of it, which are within it. */

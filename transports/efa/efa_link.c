@@ -442,6 +442,8 @@ void efa_link_fail(struct efa_link *link, int status, const char *fmt, ...)
     vsnprintf(link->why, sizeof link->why, fmt, args);
     va_end(args);
     weft_log(WEFT_LOG_INFO, "efa", "link down: %s", link->why);
+    if (link->state == EFA_LINK_UP)
+        efa_msg_end_taken(link);
     link->down_due = link->state == EFA_LINK_UP;
     nic->ndown += link->down_due;
     link->status = status;

@@ -225,6 +225,24 @@ static void flush_sends(struct efa_link *link)
     }
 }
 
+int efa_msg_send(struct efa_link *link, const struct weft_cmd *cmd)
+{
+    struct efa_nic *nic = efa_nic_of(link);
+    const struct weft_iov_local *pieces = cmd->niov ? cmd->iov : &cmd->one;
+    bool small = cmd->len + sizeof(struct efa_head) <= nic->smalls.size;
+    if (!weft_list_empty(&link->notes) || !weft_list_empty(&link->sends) || !has_credit(link))
+        return 0;
+    struct efa_slot *slot = efa_slot_get(small ? &nic->smalls : &nic->larges);
+    if (!slot)
+        return 0;
+    efa_gather(pieces, cmd->niov ? cmd->niov : 1, (struct efa_head *)slot->data + 1);
+    slot->len = (uint32_t)(sizeof(struct efa_head) + cmd->len);
+    int rc = post(link, slot, EFA_MSG);
+    if (rc == 0)
+        efa_slot_put(slot);
+    return rc;
+}
+
 /* What the peer reads by messages. */
 static void flush_fetches(struct efa_link *link)
 {
@@ -264,10 +282,22 @@ static void flush_count(struct efa_link *link)
     }
 }
 
+void efa_msg_end_taken(struct efa_link *link)
+{
+    while (!weft_list_empty(&link->untaken)) {
+        struct efa_op *op = WEFT_LIST_OF(link->untaken.next, struct efa_op, in);
+        if (op->seq - link->acked < EFA_SEEN)
+            return;
+        weft_list_remove(&op->in);
+        efa_op_message_done(op);
+    }
+}
+
 void efa_msg_flush(struct efa_link *link)
 {
     if (link->state >= EFA_LINK_DOWN || !link->to)
         return;
+    efa_msg_end_taken(link);
     if (flush_notes(link) && link->state == EFA_LINK_UP)
         flush_sends(link);
     if (link->state == EFA_LINK_UP)
@@ -395,8 +425,11 @@ static bool is_taken(const struct efa_link *link, uint32_t seq)
 void efa_msg_taken(struct efa_link *link, uint32_t seq)
 {
     struct efa_nic *nic = efa_nic_of(link);
-    link->seen[seq % EFA_SEEN / 64] |= (uint64_t)1 << seq % 64;
-    while (is_taken(link, link->taken)) {
+    if (seq == link->taken)
+        link->taken++;
+    else
+        link->seen[seq % EFA_SEEN / 64] |= (uint64_t)1 << seq % 64;
+    while (is_taken(link, link->taken)) { /* what has overtaken it */
         link->seen[link->taken % EFA_SEEN / 64] &= ~((uint64_t)1 << link->taken % 64);
         link->taken++;
     }
@@ -420,15 +453,8 @@ static void on_ack(struct efa_link *link, uint32_t ack)
     link->acked = ack;
     if (link->unsure && ack == link->seq)
         set_unsure(link, 0);
-    while (!weft_list_empty(&link->untaken)) {
-        struct efa_op *op = WEFT_LIST_OF(link->untaken.next, struct efa_op, in);
-        if (op->seq - ack < EFA_SEEN)
-            break;
-        weft_list_remove(&op->in);
-        efa_op_message_done(op);
-    }
-    if (!weft_list_empty(&link->notes) || !weft_list_empty(&link->sends) ||
-        !weft_list_empty(&link->fetches))
+    if (!weft_list_empty(&link->untaken) || !weft_list_empty(&link->notes) ||
+        !weft_list_empty(&link->sends) || !weft_list_empty(&link->fetches))
         efa_busy(link);
 }
 

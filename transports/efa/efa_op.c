@@ -13,16 +13,24 @@
 
 /* --- ops ------------------------------------------------------------------------------------------------- */
 
+/* The first free op, which stays there. NULL: no memory. */
+static struct efa_op *op_free_one(struct efa_nic *nic)
+{
+    if (weft_list_empty(&nic->free_ops)) {
+        struct efa_op *op = malloc(sizeof *op);
+        if (!op)
+            return NULL;
+        weft_list_push(&nic->free_ops, &op->in);
+    }
+    return WEFT_LIST_OF(nic->free_ops.next, struct efa_op, in);
+}
+
 static struct efa_op *op_new(struct efa_link *link, const struct weft_cmd *cmd)
 {
-    struct efa_nic *nic = efa_nic_of(link);
-    struct efa_op *op;
-    if (!weft_list_empty(&nic->free_ops)) {
-        op = WEFT_LIST_OF(nic->free_ops.next, struct efa_op, in);
-        weft_list_remove(&op->in);
-    } else if (!(op = malloc(sizeof *op))) {
+    struct efa_op *op = op_free_one(efa_nic_of(link));
+    if (!op)
         return NULL;
-    }
+    weft_list_remove(&op->in);
     *op = (struct efa_op){.link = link,
                           .op = cmd->op,
                           .niov = cmd->niov,
@@ -58,7 +66,7 @@ void efa_op_free(struct efa_op *op)
         efa_slot_put(op->slot);
     weft_list_remove(&op->all);
     weft_list_remove(&op->in);
-    weft_list_push(&efa_nic_of(op->link)->free_ops, &op->in);
+    weft_list_push_first(&efa_nic_of(op->link)->free_ops, &op->in);
 }
 
 /* Once: what has ended may be dropped, too, before it is handed out. */
@@ -118,18 +126,22 @@ const struct weft_iov_local *efa_op_pieces(const struct efa_op *op, uint32_t *n)
     return op->iov ? op->iov : &op->one;
 }
 
+void efa_gather(const struct weft_iov_local *pieces, uint32_t n, void *to)
+{
+    uint8_t *at = to;
+    for (uint32_t i = 0; i < n; at += pieces[i++].len)
+        if (pieces[i].len > 0)
+            memcpy(at, pieces[i].addr, pieces[i].len);
+}
+
 void efa_op_gather(const struct efa_op *op, void *to)
 {
     uint32_t n;
     const struct weft_iov_local *pieces = efa_op_pieces(op, &n);
-    uint8_t *at = to;
-    if (op->slot && op->len > 0)
+    if (!op->slot)
+        efa_gather(pieces, n, to);
+    else if (op->len > 0)
         memcpy(to, op->slot->data, op->len);
-    for (uint32_t i = 0; i < n && !op->slot; i++) {
-        if (pieces[i].len > 0)
-            memcpy(at, pieces[i].addr, pieces[i].len);
-        at += pieces[i].len;
-    }
 }
 
 void efa_op_scatter(const struct efa_op *op, uint64_t offset, const void *from, size_t n)
@@ -283,32 +295,51 @@ static bool needs_registration(const struct efa_op *op)
 }
 
 /* What the processor copies has to be the host's: the payload of messages. */
-static int check_copied(const struct efa_op *op)
+static int check_copied(const struct efa_nic *nic, const struct weft_cmd *cmd)
 {
-    uint32_t n;
-    const struct weft_iov_local *pieces = efa_op_pieces(op, &n);
-    for (uint32_t i = 0; op->op == WEFT_OP_SEND && i < n; i++) {
+    const struct weft_iov_local *pieces = cmd->niov ? cmd->iov : &cmd->one;
+    for (uint32_t i = 0, n = cmd->niov ? cmd->niov : 1; cmd->op == WEFT_OP_SEND && i < n; i++) {
         const struct efa_mem *mem = pieces[i].mem;
         if (mem && mem->range.kind != WEFT_MEM_HOST)
-            return weft_fail(WEFT_EUNSUPPORTED, "efa %s: the payload of a message is in a GPU's memory",
-                             efa_nic_of(op->link)->name);
+            return weft_fail(WEFT_EUNSUPPORTED, "efa %s: the payload of a message is in a GPU's memory", nic->name);
     }
     return 0;
+}
+
+/* A message that nothing is in the way of goes at once; the op, of which there is one, is made while it is on its way. 1; 0
+ * not now; or why not. */
+static int send_now(struct efa_link *link, const struct weft_cmd *cmd)
+{
+    if (cmd->op != WEFT_OP_SEND || !weft_list_empty(&link->fenced))
+        return 0;
+    int rc = efa_msg_send(link, cmd);
+    if (rc <= 0)
+        return rc < 0 ? weft_fail(WEFT_ELINK, "%s", link->why) : 0;
+    struct efa_op *op = op_new(link, cmd);
+    op->nmsgs = 1;
+    op->posted = op->len;
+    op->seq = link->seq - 1;
+    link->nposted++;
+    link->nopen++;
+    weft_list_push(&link->untaken, &op->in);
+    return 1;
 }
 
 /* 1 accepted, or why not. */
 static int post_one(struct efa_link *link, const struct weft_cmd *cmd)
 {
+    struct efa_nic *nic = efa_nic_of(link);
+    int rc = op_free_one(nic) ? check_copied(nic, cmd) : weft_fail(-ENOMEM, "efa: no memory for an operation");
+    if (rc == 0)
+        rc = send_now(link, cmd);
+    if (rc)
+        return rc;
     struct efa_op *op = op_new(link, cmd);
-    if (!op)
-        return weft_fail(-ENOMEM, "efa: no memory for an operation");
     if (cmd->flags & WEFT_CMD_INLINE && cmd->len > 0 && copy_inline(op)) {
         efa_op_free(op);
         return weft_fail(-ENOMEM, "efa: no memory for inline payload");
     }
-    int rc = check_copied(op);
-    if (rc == 0 && needs_registration(op))
-        rc = borrow(op);
+    rc = needs_registration(op) ? borrow(op) : 0;
     if (rc) {
         efa_op_free(op);
         return rc;

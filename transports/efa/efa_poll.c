@@ -99,14 +99,20 @@ static int read_cq(struct efa_nic *nic, struct fid_cq *cq)
 }
 
 /* work has something to do only when this side wants something, target when a peer was told of memory. */
-int efa_progress(struct efa_nic *nic)
+static int progress_memory(struct efa_nic *nic)
 {
-    int n = read_cq(nic, nic->message.cq);
+    int n = 0;
     if (nic->nleases > 0 || nic->waited)
         n += read_cq(nic, nic->target.cq);
     if (!weft_list_empty(&nic->flying) || !weft_list_empty(&nic->busy) || nic->waited)
         n += read_cq(nic, nic->work.cq);
     return n;
+}
+
+int efa_progress(struct efa_nic *nic)
+{
+    int n = read_cq(nic, nic->message.cq);
+    return n + progress_memory(nic);
 }
 
 void efa_drain(struct efa_nic *nic, const struct efa_end *end)
@@ -191,13 +197,15 @@ static void hand_out_downs(struct out *out)
     }
 }
 
-/* What ended and what arrived first: a link that leaves does so when its last message is handed out. */
+/* A link that goes down does so when what ended and what arrived has been handed out. */
 static void hand_out(struct out *out)
 {
-    hand_out_done(out);
+    struct efa_nic *nic = out->nic;
+    if (!nic->put_off)
+        hand_out_done(out);
     hand_out_messages(out);
     hand_out_imms(out);
-    if (out->nic->ndown)
+    if (nic->ndown && !nic->put_off)
         hand_out_downs(out);
 }
 
@@ -259,15 +267,20 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     struct efa_nic *nic = (struct efa_nic *)base;
     struct out out = {.nic = nic, .comps = comps, .max = max};
     efa_msg_take_back(nic);
-    int n = efa_progress(nic);
-    for (int i = 1; i < BATCHES && n >= EFA_BATCH; i++)
+    int n = read_cq(nic, nic->message.cq);
+    /* a message may be waited for, and its answer by the peer: what else there is to do is for the next poll, not for the one after it */
+    nic->put_off = !nic->put_off && !weft_list_empty(&nic->arrivals);
+    if (!nic->put_off)
+        n += progress_memory(nic);
+    for (int i = 1; i < BATCHES && n >= EFA_BATCH && !nic->put_off; i++)
         n = efa_progress(nic);
     if (nic->message.fd < 0)
         keep_awake(nic, n);
     nic->polls++;
     if (!weft_list_empty(&nic->telling))
         efa_msg_tell(nic, false);
-    run_busy(nic);
+    if (!nic->put_off)
+        run_busy(nic);
     if (nic->polls % LOOK_POLLS == 0 || nic->waited)
         look(nic);
     nic->waited = false;
@@ -298,7 +311,7 @@ int efa_wait_fd(struct weft_nic *base)
     nic->waited = true;
     efa_msg_tell(nic, true);
     run_busy(nic);
-    if (nic->message.fd < 0 && (nic->nstays > 0 || !weft_list_empty(&nic->flying)))
+    if (nic->message.fd < 0 && (nic->nstays > 0 || has_news(nic) || !weft_list_empty(&nic->flying)))
         return WEFT_EAGAIN; /* nobody would tell when there is more to do */
     if (nic->message.fd < 0)
         return WEFT_EUNSUPPORTED; /* asked each time that core goes to sleep: not an error to remember */

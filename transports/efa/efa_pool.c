@@ -75,5 +75,5 @@ struct efa_slot *efa_slot_get(struct efa_pool *pool)
 void efa_slot_put(struct efa_slot *slot)
 {
     weft_list_remove(&slot->in);
-    weft_list_push(&slot->pool->free, &slot->in);
+    weft_list_push_first(&slot->pool->free, &slot->in);
 }

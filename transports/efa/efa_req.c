@@ -70,7 +70,7 @@ static struct efa_req *req_new(struct efa_nic *nic)
 static void req_free(struct efa_nic *nic, struct efa_req *req)
 {
     weft_list_remove(&req->in);
-    weft_list_push(&nic->free_reqs, &req->in);
+    weft_list_push_first(&nic->free_reqs, &req->in);
 }
 
 static uint64_t data_of(const struct efa_op *op)

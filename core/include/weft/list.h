@@ -44,6 +44,12 @@ static inline void weft_list_push(struct weft_list *list, struct weft_list *item
     list->prev = item;
 }
 
+/* As the first one: of free things the one that was used last is still in a cache. The item is in no list. */
+static inline void weft_list_push_first(struct weft_list *list, struct weft_list *item)
+{
+    weft_list_push(list->next, item);
+}
+
 /* Out of its list. Nothing happens to an item that was initialised, or removed, and is in none. */
 static inline void weft_list_remove(struct weft_list *item)
 {
