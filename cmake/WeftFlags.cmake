@@ -18,6 +18,17 @@ add_compile_options(-Wall -Wextra -Wshadow -Wvla -Wmissing-prototypes -Wstrict-p
 if(CMAKE_C_COMPILER_ID MATCHES Clang)
     add_compile_options(-Wshorten-64-to-32)
 endif()
+# gcc clears and copies structs of more than 128 bytes by string instructions of x86, each of which takes some 30 cycles
+# before it begins: as much as is gained elsewhere with pain, and an operation had up to five of them.
+set(WEFT_COPY_FLAGS "")
+foreach(what memset memcpy)
+    set(flag -m${what}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign)
+    check_c_compiler_flag(${flag} WEFT_HAVE_${what}_STRATEGY)
+    if(WEFT_HAVE_${what}_STRATEGY)
+        list(APPEND WEFT_COPY_FLAGS ${flag})
+    endif()
+endforeach()
+add_compile_options(${WEFT_COPY_FLAGS})
 if(WEFT_WERROR)
     add_compile_options(-Werror)
 endif()

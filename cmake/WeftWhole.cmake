@@ -14,7 +14,7 @@ if(WEFT_WHOLE AND CMAKE_BUILD_TYPE STREQUAL Release AND NOT WEFT_SANITIZE AND NO
    AND CMAKE_C_COMPILER_ID STREQUAL GNU AND CMAKE_C_COMPILER_VERSION VERSION_GREATER 10)
     set(WEFT_WHOLE_FLAGS -flto=auto)
 endif()
-set(WEFT_WHOLE_LINK -fPIC -fvisibility=hidden ${WEFT_WHOLE_FLAGS} -r -nostdlib -flinker-output=nolto-rel)
+set(WEFT_WHOLE_LINK -fPIC -fvisibility=hidden ${WEFT_COPY_FLAGS} ${WEFT_WHOLE_FLAGS} -r -nostdlib -flinker-output=nolto-rel)
 
 if(WEFT_WHOLE_FLAGS)
     set(try ${PROJECT_BINARY_DIR}/CMakeFiles/weft_whole_try)
