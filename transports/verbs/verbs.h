@@ -565,6 +565,8 @@ void verbs_rec_release(struct verbs_rec *rec);
 
 /* --- verbs_op.c: cmds of several work requests ---------------------------------------------------------- */
 
+/* Is there memory for another one? */
+bool verbs_op_may_be_new(struct verbs_nic *nic);
 struct verbs_op *verbs_op_new(struct verbs_link *link, const struct weft_cmd *cmd);
 void verbs_op_free(struct verbs_op *op);
 void verbs_ops_push(struct verbs_ops *ops, struct verbs_op *op);

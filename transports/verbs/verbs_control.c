@@ -105,20 +105,17 @@ int verbs_control_send(struct verbs_link *link, const struct weft_cmd *cmd)
         verbs_link_ask(link);
     if (link->credits == 0 || !has_room(link, KEPT_ROOM))
         return 0;
+    if (!verbs_op_may_be_new(verbs_nic_of(link)))
+        return weft_fail(-ENOMEM, "verbs: no memory for an operation");
     uint8_t *at = place_for(verbs_nic_of(link), cmd->len, &slot);
     if (!at)
         return 0;
-    struct verbs_op *op = verbs_op_new(link, cmd);
-    if (!op) {
-        if (slot)
-            verbs_slot_put(slot);
-        return weft_fail(-ENOMEM, "verbs: no memory for an operation");
-    }
     verbs_gather(at, cmd);
-    verbs_ops_push(&link->sends, op);
     if (post(link, VERBS_MSG, (uint32_t)cmd->len, slot) < 0)
         return weft_fail(WEFT_ELINK, "%s", link->why);
+    struct verbs_op *op = verbs_op_new(link, cmd); /* while the message is on its way */
     op->value = link->sent;
+    verbs_ops_push(&link->sends, op);
     return 1;
 }
 

@@ -29,14 +29,23 @@ void verbs_ops_remove(struct verbs_ops *ops, struct verbs_op *op)
     op->at = NULL;
 }
 
+bool verbs_op_may_be_new(struct verbs_nic *nic)
+{
+    if (nic->free_ops)
+        return true;
+    nic->free_ops = malloc(sizeof *nic->free_ops);
+    if (nic->free_ops)
+        nic->free_ops->next = NULL;
+    return nic->free_ops;
+}
+
 struct verbs_op *verbs_op_new(struct verbs_link *link, const struct weft_cmd *cmd)
 {
     struct verbs_nic *nic = verbs_nic_of(link);
-    struct verbs_op *op = nic->free_ops;
-    if (op)
-        nic->free_ops = op->next;
-    else if (!(op = malloc(sizeof *op)))
+    if (!verbs_op_may_be_new(nic))
         return NULL;
+    struct verbs_op *op = nic->free_ops;
+    nic->free_ops = op->next;
     *op = (struct verbs_op){.link = link,
                             .op = cmd->op,
                             .niov = cmd->niov,
