@@ -108,7 +108,7 @@ static int end_taken(struct weft__conn *conn, const uint32_t taken[2])
     return 0;
 }
 
-int weft__counts_taken(struct weft__conn *conn, const uint32_t taken[2])
+WEFT__APART int weft__counts_taken(struct weft__conn *conn, const uint32_t taken[2])
 {
     int rc = end_taken(conn, taken);
     if (rc == 0)

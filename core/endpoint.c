@@ -417,7 +417,10 @@ struct event_wait {
 
 static uint64_t events(struct weft__endpoint *ep)
 {
-    return atomic_load(&ep->events) + atomic_load(&ep->changes);
+    uint64_t n = atomic_load(&ep->events) + atomic_load(&ep->changes);
+    for (int i = 0; i < ep->nlanes; i++)
+        n += atomic_load_explicit(&ep->lanes[i]->events, memory_order_relaxed);
+    return n;
 }
 
 static bool event_happened(void *arg)

@@ -119,9 +119,9 @@ struct weft__endpoint {
     _Atomic(uint32_t) beat; /* the listener is looked at only now and then */
     _Atomic(uint64_t) boot_looked;
     _Atomic(uint64_t) driven;      /* times a caller drove the lanes */
-    _Atomic(uint64_t) events;      /* things that happened while driving, ever */
+    _Atomic(uint64_t) events;      /* things that happened while driving, ever, but for those of lanes */
     _Atomic(uint64_t) changes;     /* and in other ways. Written under the lock. */
-    _Atomic(uint64_t) events_seen; /* of both, by weft_endpoint_progress */
+    _Atomic(uint64_t) events_seen; /* of all, by weft_endpoint_progress */
 };
 
 /* Without conns, mems and threads. */

@@ -443,7 +443,8 @@ static int poll_once(struct weft__lane *lane)
     lane->held = false;
     struct weft__work *list = take(lane);
     pthread_mutex_unlock(&lane->endpoint->lock);
-    run(lane, list);
+    if (list)
+        run(lane, list);
     return n < 0 ? 1 : n;
 }
 
@@ -472,6 +473,13 @@ static int progress_locked(struct weft__lane *lane)
     return n + polled;
 }
 
+/* One writer at a time: no need to pay for more. */
+static void count_event(struct weft__lane *lane)
+{
+    uint64_t events = atomic_load_explicit(&lane->events, memory_order_relaxed);
+    atomic_store_explicit(&lane->events, events + 1, memory_order_relaxed);
+}
+
 int weft__lane_progress(struct weft__lane *lane)
 {
     int n = 0;
@@ -479,6 +487,8 @@ int weft__lane_progress(struct weft__lane *lane)
         if (pthread_mutex_trylock(&lane->lock))
             return n;
         n += progress_locked(lane);
+        if (n)
+            count_event(lane);
         pthread_mutex_unlock(&lane->lock);
         /* pushed while we held the lock, by someone whose trylock failed */
     } while (atomic_load(&lane->waiting));

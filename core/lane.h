@@ -128,6 +128,7 @@ struct weft__lane {
     _Atomic(bool) waiting;      /* there is work in the queue */
     _Atomic(int) sleeping;      /* someone sleeps on the nic's wait_fd */
     _Atomic(bool) bulk;         /* nic->bulk, for those that do not hold the lock */
+    _Atomic(uint64_t) events;   /* turns in which something happened, ever. Written under the lock. */
     struct weft__link *stalled; /* links with wrs that the nic would not take */
     struct weft__work *retry;   /* work other than cmds that must wait */
     uint64_t retry_since;       /* weft_now: there is some since then */

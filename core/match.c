@@ -510,20 +510,10 @@ static int admit(struct weft__conn *conn, struct weft__stream *s,
     return 0;
 }
 
-int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
-                        const uint8_t *body, size_t len)
+/* One that is long, or that nobody waits for. */
+static WEFT__APART int keep_arrival(struct weft__conn *conn, const struct weft__msg_head *head, const uint8_t *body, size_t len)
 {
-    struct weft__stream *s = &conn->stream[head->stream];
-    int rc = admit(conn, s, head, len);
-    if (rc)
-        return rc;
     bool large = head->type == WEFT__MSG_LARGE, urgent = head->flags & WEFT__MSG_URGENT;
-    struct weft__op *op = conn->recvq.head;
-    if (head->stream == WEFT__STREAM_SEND && !large && op) {
-        weft__opq_remove(&conn->recvq, op);
-        deliver(op, head->index, body, len, urgent);
-        return 0;
-    }
     struct weft__arrival *arrival = calloc(1, sizeof *arrival);
     if (!arrival)
         return -ENOMEM;
@@ -534,7 +524,7 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
                                       .large = large,
                                       .urgent = urgent,
                                       .stream = head->stream};
-    rc = large ? parse_remotes(conn, arrival, body, len) : keep_payload(arrival, body, len);
+    int rc = large ? parse_remotes(conn, arrival, body, len) : keep_payload(arrival, body, len);
     if (rc) {
         weft__arrival_free(arrival);
         return rc;
@@ -543,6 +533,20 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
         arrived_send(conn, arrival);
     else
         weft__notif_arrived(conn, arrival);
+    return 0;
+}
+
+int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *head,
+                        const uint8_t *body, size_t len)
+{
+    int rc = admit(conn, &conn->stream[head->stream], head, len);
+    if (rc)
+        return rc;
+    struct weft__op *op = conn->recvq.head;
+    if (!op || head->stream != WEFT__STREAM_SEND || head->type == WEFT__MSG_LARGE)
+        return keep_arrival(conn, head, body, len);
+    weft__opq_remove(&conn->recvq, op);
+    deliver(op, head->index, body, len, head->flags & WEFT__MSG_URGENT);
     return 0;
 }
 

@@ -126,45 +126,8 @@ static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg
     msg->encoded = false;
     msg->info = *head;
     msg->info.seq = conn->next_seq++;
-    conn->answers += is_answer(head->type);
     msg->body_len = (uint32_t)body_len;
     return msg;
-}
-
-int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
-                   size_t len)
-{
-    struct weft__msg *msg = msg_new(conn, head, len);
-    if (!msg)
-        return -ENOMEM;
-    if (len)
-        memcpy(msg->body, body, len);
-    push(conn, msg);
-    weft__msg_fill(conn);
-    return 0;
-}
-
-int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
-                      struct weft__op *op, const struct weft__piece *pieces, size_t npieces)
-{
-    bool in_place = npieces <= WEFT__MSG_IOV && head->len > WEFT__MSG_SHORT;
-    struct weft__msg *msg = msg_new(conn, head, in_place ? 0 : head->len);
-    if (!msg)
-        return -ENOMEM;
-    if (in_place) {
-        msg->op = op;
-        msg->pieces = pieces;
-        msg->npieces = npieces;
-        op->pending++;
-    } else {
-        uint8_t *at = msg->body;
-        for (size_t i = 0; i < npieces; at += pieces[i].len, i++)
-            if (pieces[i].len)
-                memcpy(at, pieces[i].addr, pieces[i].len);
-    }
-    push(conn, msg);
-    weft__msg_fill(conn);
-    return 0;
 }
 
 /* First link with room: messages keep to one link while it has room, which keeps them in order. */
@@ -176,6 +139,12 @@ static struct weft__link *pick(struct weft__conn *conn)
             return link;
     }
     return NULL;
+}
+
+/* May a message of this number go over a link now? */
+static bool may_go(const struct weft__conn *conn, uint64_t seq)
+{
+    return conn->state == WEFT_CONN_UP && seq - conn->out_base < WEFT__WINDOW;
 }
 
 /* The payload is memory of its op. */
@@ -209,27 +178,80 @@ static void build(struct weft__msg *msg)
         wr->cmd.flags |= WEFT_CMD_QUIET;
 }
 
+/* To a link that has room. */
+static inline void assign(struct weft__msg *msg, struct weft__link *link)
+{
+    struct weft__wr *wr = &msg->wr;
+    wr->kind = WEFT__WR_MSG;
+    weft__wr_single(wr);
+    wr->op = NULL;
+    wr->link = link;
+    wr->work.kind = WEFT__WORK_POST;
+    build(msg);
+    link->owned++;
+    msg->conn->stats.cmds_posted++;
+    weft__lane_push(link->lane, &wr->work);
+}
+
+/* Mostly nothing waits, and there is room. */
+static void hand_on(struct weft__msg *msg)
+{
+    struct weft__conn *conn = msg->conn;
+    struct weft__link *link = !conn->outq && may_go(conn, msg->info.seq) ? pick(conn) : NULL;
+    if (link) {
+        assign(msg, link);
+    } else {
+        push(conn, msg);
+        weft__msg_fill(conn);
+    }
+}
+
+int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
+                   size_t len)
+{
+    struct weft__msg *msg = msg_new(conn, head, len);
+    if (!msg)
+        return -ENOMEM;
+    conn->answers += is_answer(head->type);
+    if (len)
+        memcpy(msg->body, body, len);
+    hand_on(msg);
+    return 0;
+}
+
+int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
+                      struct weft__op *op, const struct weft__piece *pieces, size_t npieces)
+{
+    bool in_place = npieces <= WEFT__MSG_IOV && head->len > WEFT__MSG_SHORT;
+    struct weft__msg *msg = msg_new(conn, head, in_place ? 0 : head->len);
+    if (!msg)
+        return -ENOMEM;
+    if (in_place) {
+        msg->op = op;
+        msg->pieces = pieces;
+        msg->npieces = npieces;
+        op->pending++;
+    } else {
+        uint8_t *at = msg->body;
+        for (size_t i = 0; i < npieces; at += pieces[i].len, i++)
+            if (pieces[i].len)
+                memcpy(at, pieces[i].addr, pieces[i].len);
+    }
+    hand_on(msg);
+    return 0;
+}
+
 void weft__msg_fill(struct weft__conn *conn)
 {
-    while (conn->state == WEFT_CONN_UP && conn->outq &&
-           conn->outq->info.seq - conn->out_base < WEFT__WINDOW) {
+    while (conn->outq && may_go(conn, conn->outq->info.seq)) {
+        struct weft__msg *msg = conn->outq;
         struct weft__link *link = pick(conn);
         if (!link)
             return;
-        struct weft__msg *msg = conn->outq;
-        struct weft__wr *wr = &msg->wr;
         conn->outq = msg->next;
         if (!conn->outq)
             conn->outq_tail = &conn->outq;
-        wr->kind = WEFT__WR_MSG;
-        weft__wr_single(wr);
-        wr->op = NULL;
-        wr->link = link;
-        wr->work.kind = WEFT__WORK_POST;
-        build(msg);
-        link->owned++;
-        conn->stats.cmds_posted++;
-        weft__lane_push(link->lane, &wr->work);
+        assign(msg, link);
     }
 }
 
@@ -313,15 +335,15 @@ bool weft__msg_flushed(void *arg)
 
 /* --- receiving ------------------------------------------------------------------------------- */
 
-static int handle(struct weft__conn *conn, const struct weft__msg_head *h, const uint8_t *body,
-                  size_t len)
+/* Any but a short one of the user's. */
+static WEFT__APART int handle(struct weft__conn *conn, const struct weft__msg_head *h, const uint8_t *body, size_t len)
 {
-    int rc = h->type == WEFT__MSG_EAGER ? weft__counts_heard(conn, h->taken)
-                                        : weft__counts_taken(conn, h->taken);
+    int rc = weft__counts_taken(conn, h->taken);
     if (rc || conn->state == WEFT_CONN_DOWN)
         return rc;
     switch ((enum weft__msg_type)h->type) {
     case WEFT__MSG_EAGER:
+        break;
     case WEFT__MSG_LARGE:
         return weft__match_arrived(conn, h, body, len);
     case WEFT__MSG_TAKEN:
@@ -392,21 +414,25 @@ static int keep_early(struct weft__conn *conn, const struct weft__msg_head *h, c
 static int in_turn(struct weft__conn *conn, const struct weft__msg_head *h,
                    const struct weft__reader *r)
 {
+    size_t len = (size_t)(r->end - r->at);
     conn->expect_seq++;
-    return handle(conn, h, r->at, (size_t)(r->end - r->at));
+    if (h->type != WEFT__MSG_EAGER)
+        return handle(conn, h, r->at, len);
+    int rc = weft__counts_heard(conn, h->taken);
+    return rc || conn->state == WEFT_CONN_DOWN ? rc : weft__match_arrived(conn, h, r->at, len);
 }
 
-static int release_early(struct weft__conn *conn)
+static WEFT__APART int release_early(struct weft__conn *conn)
 {
     int rc = 0;
-    while (rc == 0 && conn->early && conn->state != WEFT_CONN_DOWN) {
+    while (rc == 0 && conn->state != WEFT_CONN_DOWN) {
         struct weft__early *slot = &conn->early[conn->expect_seq % (2 * WEFT__WINDOW)];
         if (!slot->data)
             break;
         uint8_t *data = slot->data;
         slot->data = NULL;
         struct weft__reader r = {data, data + slot->len, false};
-        struct weft__msg_head h;
+        struct weft__msg_head h = {0};
         decode(&r, &h); /* was checked when it was kept */
         conn->early_bytes -= payload_of(&h, slot->len);
         rc = in_turn(conn, &h, &r);
@@ -428,7 +454,7 @@ void weft__msg_arrived(struct weft__link *link, const void *data, uint64_t len)
         rc = WEFT_EPROTO;
     if (rc == 0 && h.seq == conn->expect_seq) {
         rc = in_turn(conn, &h, &r);
-        if (rc == 0)
+        if (rc == 0 && conn->early)
             rc = release_early(conn);
     } else if (rc == 0 && h.seq > conn->expect_seq) {
         rc = keep_early(conn, &h, data, len);

@@ -127,16 +127,15 @@ int weft__hear(struct weft__endpoint *ep)
 /* Lanes first..nlanes in steps, and the listener if it is due. */
 static int drive(struct weft__endpoint *ep, int first, int step)
 {
-    int n = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? weft__hear(ep) : 0;
+    int other = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? weft__hear(ep) : 0, n = 0;
     for (int i = first; i < ep->nlanes; i += step)
-        n += weft__lane_progress(ep->lanes[i]);
-    n += weft__copier_progress(ep,
-                               &ep->copier); /* whoever has the time: the first may be sending */
-    if (first == 0 && boot_due(ep, n))
-        n += drive_boot(ep);
-    if (n)
+        n += weft__lane_progress(ep->lanes[i]); /* counts its events itself */
+    other += weft__copier_progress(ep, &ep->copier); /* whoever has the time: the first may be sending */
+    if (first == 0 && boot_due(ep, n + other))
+        other += drive_boot(ep);
+    if (other)
         atomic_fetch_add_explicit(&ep->events, 1, memory_order_relaxed);
-    return n;
+    return n + other;
 }
 
 void weft__tell(struct weft__endpoint *ep)
