@@ -104,6 +104,7 @@ int info_attrs(const char *transport, const char *device, struct info_attr *attr
     add_flag(&list, "scatters", a.rx_scatter);
     add_flag(&list, "enters", a.enters);
     add_flag(&list, "software", a.software);
+    add_flag(&list, "quick poll", a.quick_poll);
     return list.n;
 }
 
@@ -170,6 +171,7 @@ static cJSON *attributes_json(const struct weft_nic_attr *a)
     cJSON_AddBoolToObject(o, "rx_scatter", a->rx_scatter);
     cJSON_AddBoolToObject(o, "enters", a->enters);
     cJSON_AddBoolToObject(o, "software", a->software);
+    cJSON_AddBoolToObject(o, "quick_poll", a->quick_poll);
     return o;
 }
 

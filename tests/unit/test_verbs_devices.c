@@ -530,9 +530,14 @@ int __wrap_sched_yield(void)
     return offers++, 0;
 }
 
-/* So many polls of an endpoint in which nothing happens: how often others got the processor. */
-static uint64_t offers_in(const char *config, int polls)
+/* In so many polls of an endpoint nothing happens: how often others got the processor, and the device was asked. */
+struct vain {
+    uint64_t offers, asked;
+};
+
+static struct vain poll_in_vain(const char *config, int polls)
 {
+    struct fake_verbs_stats stats;
     weft_endpoint_t endpoint;
     assert_int_equal(fake_verbs_configure(config), 0);
     WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "verbs",
@@ -540,12 +545,15 @@ static uint64_t offers_in(const char *config, int polls)
                                &endpoint));
     while (WEFT_OK(weft_endpoint_progress(endpoint, 0)) > 0)
         ;
-    uint64_t before = offers;
+    fake_verbs_stats(&stats);
+    struct vain vain = {.offers = -offers, .asked = -stats.polls};
     for (int i = 0; i < polls; i++)
         WEFT_OK(weft_endpoint_progress(endpoint, 0));
-    uint64_t n = offers - before;
+    fake_verbs_stats(&stats);
+    vain.offers += offers;
+    vain.asked += stats.polls;
     WEFT_OK(weft_endpoint_close(endpoint));
-    return n;
+    return vain;
 }
 
 /* What Soft-RoCE sends and receives is done by threads of the kernel, which wait for a processor like any other. */
@@ -558,12 +566,24 @@ static void who_polls_a_device_in_software_offers_his_processor(void **state)
         assert_int_equal(fake_verbs_configure(software[i]), 0);
         WEFT_OK(weft_device_attr("verbs", NULL, &attr));
         assert_true(attr.software);
-        assert_int_equal(offers_in(software[i], 100), 100);
+        assert_int_equal(poll_in_vain(software[i], 100).offers, 100);
     }
     assert_int_equal(fake_verbs_configure(""), 0);
     WEFT_OK(weft_device_attr("verbs", NULL, &attr));
     assert_false(attr.software);
-    assert_int_equal(offers_in("", 100), 0);
+    assert_int_equal(poll_in_vain("", 100).offers, 0);
+}
+
+/* One nic is asked again and again before the way back to the caller; with two there is the other to look at. */
+static void the_only_device_is_asked_several_times(void **state)
+{
+    (void)state;
+    struct weft_nic_attr attr;
+    assert_int_equal(fake_verbs_configure("devices=1"), 0);
+    WEFT_OK(weft_device_attr("verbs", NULL, &attr));
+    assert_true(attr.quick_poll);
+    assert_int_equal(poll_in_vain("devices=1", 100).asked, 400);
+    assert_int_equal(poll_in_vain("devices=2", 100).asked, 200);
 }
 
 int main(void)
@@ -589,6 +609,7 @@ int main(void)
         CASE(a_dmabuf_is_memory),
         CASE(a_registration_that_fails_says_why),
         CASE(who_polls_a_device_in_software_offers_his_processor),
+        CASE(the_only_device_is_asked_several_times),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -70,6 +70,7 @@ static void declare(struct efa_nic *nic)
         .chosen_keys = 1,
         .add_global = 1,
         .target_progress = nic->info->domain_attr->data_progress != FI_PROGRESS_AUTO,
+        .quick_poll = efa_quirk_polls(nic->info),
         .max_inline = EFA_MAX_INLINE,
         .max_send = (uint32_t)(longest - sizeof(struct efa_head)),
         .max_iov = EFA_MAX_IOV,

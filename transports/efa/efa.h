@@ -421,6 +421,8 @@ bool efa_quirk_begin(const struct fi_info *info);
 void efa_quirk_limit(struct efa_nic *nic);
 /* Does data that comes with a WRITE always come? */
 bool efa_quirk_data(const struct fi_info *info);
+/* Does it look at its queues without system calls? */
+bool efa_quirk_polls(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);

@@ -85,6 +85,12 @@ bool efa_quirk_data(const struct fi_info *info)
     return !strstr(provider, "verbs") || !strstr(provider, "ofi_rxm");
 }
 
+bool efa_quirk_polls(const struct fi_info *info)
+{
+    const char *provider = info->fabric_attr->prov_name;
+    return !strstr(provider, "tcp") && !strstr(provider, "udp");
+}
+
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
 {
     if (!nic->buries || !process)

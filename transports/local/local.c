@@ -72,6 +72,7 @@ static struct weft_nic_attr make_attr(uint64_t ring_size)
         .target_progress = 1,
         .peer_death = 1,
         .enters = 1,
+        .quick_poll = 1,
         .max_inline = LOCAL_MAX_INLINE,
         .max_send = (uint32_t)max_send,
         .max_iov = LOCAL_MAX_IOV,

@@ -134,6 +134,7 @@ static void declare(struct verbs_nic *nic, const struct ibv_device_attr *attr)
         .done = WEFT_DONE_DELIVERED,
         .imm_bits = 32,
         .software = is_software(attr),
+        .quick_poll = 1,
         .max_inline = VERBS_MAX_INLINE,
         .max_send = nic->max_msg < VERBS_MAX_SEND ? (uint32_t)nic->max_msg : VERBS_MAX_SEND,
         .max_iov = VERBS_MAX_IOV,

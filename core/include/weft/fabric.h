@@ -63,6 +63,7 @@ struct weft_nic_attr {
     uint8_t enters; /* has link_enter: core may copy from and to a peer's memory by itself */
     uint8_t rx_scatter;      /* received payload comes as fragments of a pool (see rx_release) */
     uint8_t software;        /* threads of this host's kernel play it: who polls in vain offers them his processor */
+    uint8_t quick_poll;      /* a poll in vain looks at memory, and asks no kernel: the next one may follow at once */
     uint32_t max_inline;     /* bytes that WEFT_CMD_INLINE can take */
     uint32_t max_send;       /* longest SEND; at least 4096 */
     uint32_t max_iov;        /* most local pieces of one cmd; at least 4 */
