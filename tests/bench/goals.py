@@ -68,7 +68,9 @@ class Goals(unittest.TestCase):
 
     def test_fabric(self):
         tools = unittest.mock.MagicMock()
-        self.check([row for p in fabric.PROVIDERS for row in fabric.rows(tools, p)], fabric.goals(fabric.PROVIDERS))
+        parts = list(fabric.PARTS.values())
+        self.check([row(tools, p) for p in fabric.PROVIDERS for row, _ in parts],
+                   [goal for p in fabric.PROVIDERS for _, goals in parts for goal in goals(p)])
 
 
 if __name__ == "__main__":
