@@ -154,6 +154,9 @@ static void fences_complete_anywhere(void **state)
     assert_int_equal(got.len, 0);
     for (int i = 0; i < 50; i++) {
         struct weft_cmd fence = cmd_fence(), write = cmd_write(near, 0, far, 0, 8);
+        struct weft_cmd send = cmd_send(near, 0, 8);
+        if (i % 2)
+            pair_post(p, A, 0, &send);
         pair_post(p, A, 0, &fence);
         pair_post(p, A, 0, &fence);
         pair_post(p, A, 0, &write);

@@ -76,6 +76,30 @@ static void an_answer_ends_the_question(void **state)
     }
 }
 
+/* Two messages, of which the peer has taken one: that one has ended. */
+static void each_message_ends_when_it_is_taken(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    struct weft_comp comp;
+    struct pair_comp taken;
+    verbs_pair_open(&vp, "");
+    struct weft_cmd first = message(&vp, A, 2), second = message(&vp, A, 3), answer = message(&vp, B, 1);
+    verbs_pair_post(&vp, A, &first, 1);
+    verbs_pair_post(&vp, A, &second, 1);
+    TEST_UNTIL(PAIR_OK(vp.pair.ops->poll(vp.pair.side[B].nic, &comp, 1)) == 1, (void)0, "the first message");
+    assert_int_equal(comp.op, WEFT_OP_RECV);
+    assert_int_equal(PAIR_OK(vp.pair.ops->post(vp.pair.side[B].link, &answer, 1)), 1);
+    await_message(&vp, A);
+    for (int i = 0; i < 10; i++)
+        pair_poll(&vp.pair, A);
+    assert_true(pair_take(&vp.pair, A, WEFT_OP_SEND, 2, &taken));
+    assert_false(pair_take(&vp.pair, A, WEFT_OP_SEND, 3, &taken));
+    await_message(&vp, B);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_SEND, 3).comp.status, 0);
+    verbs_pair_close(&vp);
+}
+
 /* A question and its answer, n times. Returns how many requests there were, *signaled: that asked for a completion. */
 static uint64_t ask(struct verbs_pair *vp, int n, uint64_t *signaled)
 {
@@ -254,6 +278,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup(name, verbs_pair_reset)
     const struct CMUnitTest tests[] = {
         CASE(an_answer_ends_the_question),
+        CASE(each_message_ends_when_it_is_taken),
         CASE(few_messages_ask_for_a_completion),
         CASE(no_message_comes_without_a_receive),
         CASE(a_new_link_has_receives_of_its_own),

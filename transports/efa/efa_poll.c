@@ -269,7 +269,7 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
     efa_msg_take_back(nic);
     int n = read_cq(nic, nic->message.cq);
     /* a message may be waited for, and its answer by the peer: what else there is to do is for the next poll, not for the one after it */
-    nic->put_off = !nic->put_off && !weft_list_empty(&nic->arrivals);
+    nic->put_off = !nic->put_off && !nic->lost && !weft_list_empty(&nic->arrivals);
     if (!nic->put_off)
         n += progress_memory(nic);
     for (int i = 1; i < BATCHES && n >= EFA_BATCH && !nic->put_off; i++)

@@ -282,7 +282,8 @@ static void again(struct efa_nic *nic, struct efa_req *req)
     if (!op->status && !find_region(req))
         return;
     if (op->status) {
-        weft_list_remove(&op->in);
+        if (op->nmsgs == 0) /* else its message is not taken yet, and ends it */
+            weft_list_remove(&op->in);
         weft_list_remove(&req->in);
         req_end(req);
         return;
