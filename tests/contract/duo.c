@@ -166,16 +166,22 @@ void duo_join(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_
     WEFT_OK(weft_endpoint_accept(to, TEST_DEADLINE_MS, other));
 }
 
-weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to)
+void duo_join_both_driven(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_conn_t *other)
 {
     char bytes[WEFT_METADATA_MAX];
-    weft_conn_t conn, other = 0;
+    *other = 0;
     int len = WEFT_OK(weft_endpoint_metadata(to, bytes, sizeof bytes));
     WEFT_OK(weft_endpoint_connect(from, bytes, (size_t)len,
-                                  WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &conn));
-    TEST_UNTIL(other || weft_endpoint_accept(to, 0, &other) == 0, weft_endpoint_progress(from, 0),
+                                  WEFT_OPTS(weft_connect_opts, .nonblocking = 1), conn));
+    TEST_UNTIL(*other || weft_endpoint_accept(to, 0, other) == 0, weft_endpoint_progress(from, 0),
                "a conn between two endpoints without threads");
-    TEST_UNTIL(weft_conn_wait(conn, 0) == 0, weft_endpoint_progress(to, 0), "the conn to be up");
+    TEST_UNTIL(weft_conn_wait(*conn, 0) == 0, weft_endpoint_progress(to, 0), "the conn to be up");
+}
+
+weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to)
+{
+    weft_conn_t conn, other;
+    duo_join_both_driven(from, to, &conn, &other);
     return conn;
 }
 

@@ -69,7 +69,9 @@ struct weft_endpoint_opts duo_apart(void);
 weft_endpoint_t duo_endpoint(void);
 /* Both ends of a new conn between two endpoints of this process. */
 void duo_join(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_conn_t *other);
-/* The initiator's end of one between endpoints that may have no threads: they are driven here until it is up. */
+/* The same between endpoints that may have no threads: they are driven here until it is up. */
+void duo_join_both_driven(weft_endpoint_t from, weft_endpoint_t to, weft_conn_t *conn, weft_conn_t *other);
+/* The initiator's end of such a one. */
 weft_conn_t duo_join_driven(weft_endpoint_t from, weft_endpoint_t to);
 /* An endpoint that only callers drive, on this transport, which accepts more than a transport takes while nobody does. */
 weft_endpoint_t duo_undriven(const char *transport);

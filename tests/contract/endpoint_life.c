@@ -288,23 +288,17 @@ static void what_another_call_saw_has_happened(void **state)
     (void)state;
     struct weft_endpoint_opts opts = duo_opts();
     weft_endpoint_t a, b;
-    weft_conn_t near[2], far[2] = {0};
+    weft_conn_t near[2], far[2];
     weft_op_t never, send;
     uint64_t out = 7, in = 0;
-    char bytes[WEFT_METADATA_MAX];
     opts.progress_threads = WEFT_PROGRESS_CALLER;
     WEFT_OK(weft_endpoint_open(&opts, &a));
     WEFT_OK(weft_endpoint_open(&opts, &b));
-    int len = WEFT_OK(weft_endpoint_metadata(b, bytes, sizeof bytes));
-    for (int i = 0; i < 2; i++) {
-        WEFT_OK(weft_endpoint_connect(a, bytes, (size_t)len, WEFT_OPTS(weft_connect_opts, .nonblocking = 1), &near[i]));
-        TEST_UNTIL(far[i] || weft_endpoint_accept(b, 0, &far[i]) == 0, weft_endpoint_progress(a, 0), "a conn");
-        TEST_UNTIL(weft_conn_wait(near[i], 0) == 0, weft_endpoint_progress(b, 0), "the conn to be up");
-    }
+    for (int i = 0; i < 2; i++)
+        duo_join_both_driven(a, b, &near[i], &far[i]);
     struct weft_local into = {&in, sizeof in, 0}, from = {&out, sizeof out, 0};
     WEFT_OK(weft_post(near[0], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_RECV, .local = &into, .nlocal = 1), &never));
-    while (WEFT_OK(weft_endpoint_progress(a, 20)) > 0)
-        weft_endpoint_progress(b, 0);
+    TEST_UNTIL(WEFT_OK(weft_endpoint_progress(a, 20)) == 0, weft_endpoint_progress(b, 0), "silence");
     WEFT_OK(weft_post(far[1], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_SEND, .local = &from, .nlocal = 1), &send));
     TEST_UNTIL(unexpected(near[1]) == 1, (weft_endpoint_progress(b, 0), assert_int_equal(weft_op_poll(never, NULL), 0)), "the message");
     for (int i = 0; i < 200; i++) { /* what comes after it */
