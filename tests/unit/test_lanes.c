@@ -94,13 +94,15 @@ static void post(struct two *t, size_t slot, size_t len, uint32_t flags)
                       &t->ops[slot]));
 }
 
-/* Nobody waits for it. */
-static void post_unasked(struct two *t, uint32_t flags)
+/* Nobody waits for it. Each has bytes of its own: the threads of two links write them at the same time. */
+static void post_unasked(struct two *t, size_t slot, uint32_t flags)
 {
-    struct weft_local local = {t->from.at, 64, t->from_mem};
+    uint64_t offset = slot * 64;
+    struct weft_local local = {t->from.at + offset, 64, t->from_mem};
     WEFT_OK(weft_post(t->conn,
                       WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
-                                .remote = &t->remote, .nremote = 1, .flags = flags),
+                                .remote = &t->remote, .nremote = 1, .remote_offset = &offset,
+                                .flags = flags),
                       NULL));
 }
 
@@ -151,9 +153,9 @@ static void what_is_promised_goes_together(void **state)
     assert_true(test_differs(t.to.at, SLOTS * 64, 1, 0) < 0);
     usleep(100000);
     calls = 0;
-    for (int i = 0; i < MOST * 2;
-         i++) /* the promise is not kept: so many wait over each of two links, no more */
-        post_unasked(&t, WEFT_XFER_MORE);
+    /* the promise is not kept: so many wait over each of two links, no more */
+    for (size_t i = 0; i < (size_t)MOST * 2; i++)
+        post_unasked(&t, i, WEFT_XFER_MORE);
     assert_true(calls > 0);
     two_close(&t);
 }
