@@ -14,7 +14,7 @@ static int refuse(const struct weft_cmd *cmd, const char *why)
 static int check_pieces(const struct weft_cmd *cmd)
 {
     uint64_t left = cmd->len;
-    if (cmd->niov == 0 && cmd->one.len == left)
+    if (WEFT_LIKELY(cmd->niov == 0 && cmd->one.len == left))
         return 0;
     const struct weft_iov_local *iov = cmd->niov ? cmd->iov : &cmd->one;
     for (uint32_t i = 0, n = cmd->niov ? cmd->niov : 1; i < n; left -= iov[i++].len)
@@ -25,7 +25,7 @@ static int check_pieces(const struct weft_cmd *cmd)
 
 int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd)
 {
-    if (cmd->op >= WEFT_OP_COUNT || !(attr->ops & WEFT_OP_BIT(cmd->op)))
+    if (WEFT_UNLIKELY(cmd->op >= WEFT_OP_COUNT || !(attr->ops & WEFT_OP_BIT(cmd->op))))
         return weft_fail(WEFT_EUNSUPPORTED, "operation %d (%s) is not one of this nic", cmd->op,
                          weft_op_name(cmd->op));
     if (cmd->op == WEFT_OP_FENCE)

@@ -128,8 +128,8 @@ static inline void weft__copier_kick(struct weft__endpoint *ep, struct weft__cop
 
 static inline bool weft__copier_idle(struct weft__copier *copier)
 {
-    return !atomic_load(&copier->waiting) && !atomic_load(&copier->busy) &&
-           !atomic_load(&copier->wanted);
+    return WEFT_LIKELY(!atomic_load(&copier->waiting) && !atomic_load(&copier->busy) &&
+                       !atomic_load(&copier->wanted));
 }
 
 #define WEFT__COPIER_LASTS                                                                        \

@@ -48,7 +48,7 @@ void weft__counts_tell_all(struct weft__endpoint *ep)
 static void owe(struct weft__conn *conn)
 {
     conn->owes = true;
-    if (conn->telling)
+    if (WEFT_UNLIKELY(conn->telling))
         return;
     conn->telling = true;
     conn->tell_next = atomic_load_explicit(&conn->ep->tells, memory_order_relaxed);
@@ -71,12 +71,13 @@ void weft__counts_take(struct weft__conn *conn, struct weft__stream *s, uint64_t
     s->taken++;
     s->held -= len;
     s->waiting--;
-    if (conn->state == WEFT_CONN_DOWN)
+    if (WEFT_UNLIKELY(conn->state == WEFT_CONN_DOWN))
         return; /* there was no memory for an answer to this very message */
     owe(conn);
     /* at once if the sender blocks, or before it runs out of window */
     conn->taken_bytes += len + 1;
-    if (urgent || conn->taken_bytes * 4 > conn->ep->window || s->taken % (WEFT__WINDOW / 4) == 0) {
+    if (WEFT_UNLIKELY(urgent || conn->taken_bytes * 4 > conn->ep->window ||
+                      s->taken % (WEFT__WINDOW / 4) == 0)) {
         conn->taken_bytes = 0;
         weft__counts_tell(conn);
     }
@@ -130,12 +131,12 @@ void weft__counts_last(struct weft__conn *conn)
 int weft__counts_heard(struct weft__conn *conn, const uint32_t taken[2])
 {
     struct weft__endpoint *ep = conn->ep;
-    if (ep->nthreads || ep->leader || ep->waiters)
+    if (WEFT_UNLIKELY(ep->nthreads || ep->leader || ep->waiters))
         return weft__counts_taken(conn, taken);
     conn->heard[0] = taken[0];
     conn->heard[1] = taken[1];
     conn->hears = true;
-    if (conn->hearing)
+    if (WEFT_UNLIKELY(conn->hearing))
         return 0;
     conn->hearing = true;
     conn->hear_next = atomic_load_explicit(&ep->hears, memory_order_relaxed);

@@ -131,7 +131,7 @@ void weft__endpoint_free(struct weft__endpoint *ep);
 static inline void weft__kick_all(struct weft__endpoint *ep)
 {
     for (int i = 0; i < ep->nlanes; i++)
-        if (atomic_load(&ep->lanes[i]->waiting))
+        if (WEFT_UNLIKELY(atomic_load(&ep->lanes[i]->waiting)))
             weft__lane_kick(ep->lanes[i]);
     weft__copier_kick(ep, &ep->copier);
 }

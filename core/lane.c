@@ -90,7 +90,7 @@ static struct weft__wr *wr_at(const struct weft_list *at)
 static void enqueue(struct weft__link *link, struct weft__wr *wr)
 {
     weft_list_push(&link->wrs, &wr->in_link);
-    if (link->unposted == &link->wrs)
+    if (WEFT_LIKELY(link->unposted == &link->wrs))
         link->unposted = &wr->in_link;
 }
 
@@ -363,7 +363,7 @@ static int run(struct weft__lane *lane, struct weft__work *list)
     int n = 0;
     for (struct weft__work *next; list; list = next, n++) {
         next = list->next;
-        if (list->kind != WEFT__WORK_POST) {
+        if (WEFT_UNLIKELY(list->kind != WEFT__WORK_POST)) {
             do_other(lane, list);
             continue;
         }
@@ -380,7 +380,7 @@ static int run(struct weft__lane *lane, struct weft__work *list)
 static int drain(struct weft__lane *lane)
 {
     int n = 0;
-    while (atomic_load(&lane->waiting)) {
+    while (WEFT_UNLIKELY(atomic_load(&lane->waiting))) {
         pthread_mutex_lock(&lane->endpoint->lock);
         struct weft__work *list = take(lane);
         pthread_mutex_unlock(&lane->endpoint->lock);
@@ -403,12 +403,12 @@ static void dispatch(struct weft__lane *lane, const struct weft_comp *comp)
 {
     if (comp->ctx) {
         cmd_ended(comp);
-    } else if (comp->op == WEFT_OP_LINK_DOWN) {
-        weft__link_lost(comp->link->user, comp->status, comp->data);
-    } else if (comp->op == WEFT_OP_RECV) {
+    } else if (WEFT_LIKELY(comp->op == WEFT_OP_RECV)) {
         weft__msg_arrived(comp->link->user, comp->data, comp->len);
         if (lane->nic->attr.rx_scatter)
             lane->nic->transport->ops->rx_release(lane->nic, comp);
+    } else if (comp->op == WEFT_OP_LINK_DOWN) {
+        weft__link_lost(comp->link->user, comp->status, comp->data);
     } /* else: an immediate, which the endpoint does not use */
 }
 
@@ -438,7 +438,7 @@ static int ask(struct weft__lane *lane, struct weft_comp comps[BATCH])
 static int poll_once(struct weft__lane *lane)
 {
     struct weft_comp comps[BATCH];
-    if (lane->lost)
+    if (WEFT_UNLIKELY(lane->lost))
         return 0;
     int n = ask(lane, comps);
     note_bulk(lane);
@@ -446,7 +446,7 @@ static int poll_once(struct weft__lane *lane)
         return 0;
     pthread_mutex_lock(&lane->endpoint->lock);
     lane->held = true;
-    if (n < 0)
+    if (WEFT_UNLIKELY(n < 0))
         lane_lost(lane, n);
     for (int i = 0; i < n; i++)
         dispatch(lane, &comps[i]);
@@ -470,14 +470,14 @@ static void kick_others(struct weft__lane *self)
 static int progress_locked(struct weft__lane *lane)
 {
     int n = drain(lane);
-    if (lane->stalled)
+    if (WEFT_UNLIKELY(lane->stalled))
         flush_stalled(lane);
     int polled = poll_once(lane);
-    if (lane->retry)
+    if (WEFT_UNLIKELY(lane->retry))
         do_retries(lane);
     if (polled) {
         drain(lane);
-        if (lane->stalled)
+        if (WEFT_UNLIKELY(lane->stalled))
             flush_stalled(lane);
     }
     return n + polled;
@@ -575,7 +575,7 @@ void weft__post_unlock(struct weft__conn *conn, struct weft__lane *lane, bool mo
     pthread_mutex_unlock(&ep->lock);
     if (lane) {
         run(lane, list);
-        if (atomic_load(&lane->sleeping))
+        if (WEFT_UNLIKELY(atomic_load(&lane->sleeping)))
             stand_in(lane);
         pthread_mutex_unlock(&lane->lock);
     }
@@ -595,7 +595,7 @@ static bool must_wake(struct weft__lane *lane)
 
 void weft__lane_rearm(struct weft__lane *lane)
 {
-    if (!atomic_load(&lane->sleeping) || pthread_mutex_trylock(&lane->lock))
+    if (WEFT_LIKELY(!atomic_load(&lane->sleeping)) || pthread_mutex_trylock(&lane->lock))
         return;
     bool wake = must_wake(lane);
     pthread_mutex_unlock(&lane->lock);

@@ -158,7 +158,7 @@ static inline void weft__lane_push(struct weft__lane *lane, struct weft__work *w
     lane->nqueued++;
     /* sequentially consistent: ordered before the trylock in kick, and pairs with the loads of who
      * has let go of the lane lock */
-    if (!lane->held && !atomic_load_explicit(&lane->waiting, memory_order_relaxed))
+    if (WEFT_UNLIKELY(!lane->held) && !atomic_load_explicit(&lane->waiting, memory_order_relaxed))
         atomic_store(&lane->waiting, true);
 }
 /* No lane or endpoint lock held (another lane's lock may be). */

@@ -49,12 +49,12 @@ static enum weft__stream_id stream_of(const struct weft__op *op)
 
 static uint64_t message_len(const struct weft__op *op)
 {
-    return op->kind == WEFT__OP_SEND ? op->total : op->notify_len;
+    return WEFT_LIKELY(op->kind == WEFT__OP_SEND) ? op->total : op->notify_len;
 }
 
 static const struct weft__piece *message_pieces(const struct weft__op *op, size_t *n)
 {
-    if (op->kind == WEFT__OP_SEND && !op->bounce) {
+    if (WEFT_LIKELY(op->kind == WEFT__OP_SEND && !op->bounce)) {
         *n = op->npieces;
         return op->pieces;
     }
@@ -69,7 +69,7 @@ static struct weft__rec *rec_add(struct weft__stream *s, struct weft__op *op)
         return NULL;
     *rec = (struct weft__rec){.op = op,
                               .index = s->next_index++,
-                              .bytes = op->large ? 0 : (uint32_t)message_len(op),
+                              .bytes = WEFT_UNLIKELY(op->large) ? 0 : (uint32_t)message_len(op),
                               .large = op->large};
     *s->recs_tail = rec;
     s->recs_tail = &rec->next;
@@ -135,7 +135,7 @@ static void go(struct weft__conn *conn, struct weft__op *op)
 {
     enum weft__stream_id stream = stream_of(op);
     struct weft__rec *rec = rec_add(&conn->stream[stream], op);
-    if (!rec) {
+    if (WEFT_UNLIKELY(!rec)) {
         weft__op_fail(op, -ENOMEM, "no memory for a message");
         weft__op_settle(op);
         return;
@@ -146,7 +146,7 @@ static void go(struct weft__conn *conn, struct weft__op *op)
                                   .len = message_len(op)};
     conn->stats.msgs_sent++;
     conn->stats.bytes_sent += head.len;
-    if (op->large)
+    if (WEFT_UNLIKELY(op->large))
         post_large(conn, op, &head);
     else
         post_eager(conn, op, &head);
@@ -172,7 +172,7 @@ void weft__match_send(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
     struct weft__stream *s = &conn->stream[stream_of(op)];
-    if (!s->sendq.head && conn->state == WEFT_CONN_UP && may_go(conn, s, op))
+    if (WEFT_LIKELY(!s->sendq.head && conn->state == WEFT_CONN_UP && may_go(conn, s, op)))
         go(conn, op);
     else
         weft__opq_push(&s->sendq, op, WEFT__AT_SENDQ);
@@ -281,7 +281,7 @@ static void scatter(struct weft__op *op, const uint8_t *data, uint64_t len)
 {
     for (size_t i = 0; i < op->npieces && len; i++) {
         uint64_t n = op->pieces[i].len < len ? op->pieces[i].len : len;
-        if (n)
+        if (WEFT_LIKELY(n))
             memcpy(op->pieces[i].addr, data, n);
         data += n;
         len -= n;
@@ -301,15 +301,15 @@ static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, ui
     struct weft__conn *conn = op->conn;
     bool fits = len <= op->total;
     op->pending++; /* one hold: an answer may take the conn down */
-    if (!fits)
+    if (WEFT_UNLIKELY(!fits))
         answer_too_long(conn, index);
-    else if (!op->staged)
+    else if (WEFT_LIKELY(!op->staged))
         scatter(op, data, len);
     else if (weft__stage_scatter(op, data, len))
         weft__op_fail(op, -ENOMEM, "no memory to copy a message");
     weft__counts_take(conn, &conn->stream[WEFT__STREAM_SEND], len, urgent || !fits);
     weft__match_count(conn, len);
-    if (!fits)
+    if (WEFT_UNLIKELY(!fits))
         too_long(op, len);
     op->bytes = len;
     weft__op_unpend(op);
@@ -499,7 +499,7 @@ static int admit(struct weft__conn *conn, struct weft__stream *s,
 {
     if (head->index != s->expect_index || s->waiting >= WEFT__WINDOW)
         return WEFT_EPROTO;
-    if (head->type == WEFT__MSG_EAGER) {
+    if (WEFT_LIKELY(head->type == WEFT__MSG_EAGER)) {
         uint64_t held = conn->stream[0].held + conn->stream[1].held;
         if (head->len != len || held + len > conn->ep->window)
             return WEFT_EPROTO;
@@ -543,7 +543,7 @@ int weft__match_arrived(struct weft__conn *conn, const struct weft__msg_head *he
     if (rc)
         return rc;
     struct weft__op *op = conn->recvq.head;
-    if (!op || head->stream != WEFT__STREAM_SEND || head->type == WEFT__MSG_LARGE)
+    if (WEFT_UNLIKELY(!op || head->stream != WEFT__STREAM_SEND || head->type == WEFT__MSG_LARGE))
         return keep_arrival(conn, head, body, len);
     weft__opq_remove(&conn->recvq, op);
     deliver(op, head->index, body, len, head->flags & WEFT__MSG_URGENT);

@@ -77,7 +77,7 @@ static void encode(struct weft__msg *msg)
                         .taken = {htole32(h->taken[0]), htole32(h->taken[1])},
                         .len = htole64(h->len)};
     memcpy(msg->head, &wire, sizeof wire);
-    if (h->capped)
+    if (WEFT_UNLIKELY(h->capped))
         weft__counts_uncap(msg->conn, h->stream, next_capped(msg->conn, h->stream));
 }
 
@@ -96,8 +96,8 @@ static int decode(struct weft__reader *r, struct weft__msg_head *h)
     h->taken[0] = le32toh(wire.taken[0]);
     h->taken[1] = le32toh(wire.taken[1]);
     h->len = le64toh(wire.len);
-    if (wire.zero || wire.rest || h->type < 1 || h->type >= WEFT__MSG_TYPES ||
-        h->flags & ~WEFT__MSG_URGENT || h->stream >= WEFT__STREAMS)
+    if (WEFT_UNLIKELY(wire.zero || wire.rest || h->type < 1 || h->type >= WEFT__MSG_TYPES ||
+                      h->flags & ~WEFT__MSG_URGENT || h->stream >= WEFT__STREAMS))
         return WEFT_EPROTO;
     return 0;
 }
@@ -135,7 +135,7 @@ static struct weft__link *pick(struct weft__conn *conn)
 {
     for (int i = 0; i < conn->nlinks; i++) {
         struct weft__link *link = conn->links[i];
-        if (link->up && link->owned < link->lane->depth)
+        if (WEFT_LIKELY(link->up && link->owned < link->lane->depth))
             return link;
     }
     return NULL;
@@ -172,7 +172,7 @@ static void build(struct weft__msg *msg)
         .op = WEFT_OP_SEND, .len = len, .ctx = (uintptr_t)wr, .one = {msg->head, len, NULL}};
     if (msg->info.patient)
         wr->cmd.flags = WEFT_CMD_PATIENT;
-    if (msg->op)
+    if (WEFT_UNLIKELY(msg->op != NULL))
         build_in_place(msg);
     else
         wr->cmd.flags |= WEFT_CMD_QUIET;
@@ -198,7 +198,7 @@ static void hand_on(struct weft__msg *msg)
 {
     struct weft__conn *conn = msg->conn;
     struct weft__link *link = !conn->outq && may_go(conn, msg->info.seq) ? pick(conn) : NULL;
-    if (link) {
+    if (WEFT_LIKELY(link != NULL)) {
         assign(msg, link);
     } else {
         push(conn, msg);
@@ -222,7 +222,7 @@ int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, c
 int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head,
                       struct weft__op *op, const struct weft__piece *pieces, size_t npieces)
 {
-    bool in_place = npieces <= WEFT__MSG_IOV && head->len > WEFT__MSG_SHORT;
+    bool in_place = WEFT_UNLIKELY(head->len > WEFT__MSG_SHORT) && npieces <= WEFT__MSG_IOV;
     struct weft__msg *msg = msg_new(conn, head, in_place ? 0 : head->len);
     if (!msg)
         return -ENOMEM;
@@ -234,7 +234,7 @@ int weft__msg_post_op(struct weft__conn *conn, const struct weft__msg_head *head
     } else {
         uint8_t *at = msg->body;
         for (size_t i = 0; i < npieces; at += pieces[i].len, i++)
-            if (pieces[i].len)
+            if (WEFT_LIKELY(pieces[i].len))
                 memcpy(at, pieces[i].addr, pieces[i].len);
     }
     hand_on(msg);
@@ -416,7 +416,7 @@ static int in_turn(struct weft__conn *conn, const struct weft__msg_head *h,
 {
     size_t len = (size_t)(r->end - r->at);
     conn->expect_seq++;
-    if (h->type != WEFT__MSG_EAGER)
+    if (WEFT_UNLIKELY(h->type != WEFT__MSG_EAGER))
         return handle(conn, h, r->at, len);
     int rc = weft__counts_heard(conn, h->taken);
     return rc || conn->state == WEFT_CONN_DOWN ? rc : weft__match_arrived(conn, h, r->at, len);
@@ -452,9 +452,9 @@ void weft__msg_arrived(struct weft__link *link, const void *data, uint64_t len)
     if (rc == 0 &&
         ((h.type != WEFT__MSG_EAGER && len > WEFT__MSG_MAX) || conn->answers > ANSWERS_MAX))
         rc = WEFT_EPROTO;
-    if (rc == 0 && h.seq == conn->expect_seq) {
+    if (WEFT_LIKELY(rc == 0 && h.seq == conn->expect_seq)) {
         rc = in_turn(conn, &h, &r);
-        if (rc == 0 && conn->early)
+        if (WEFT_UNLIKELY(conn->early != NULL) && rc == 0)
             rc = release_early(conn);
     } else if (rc == 0 && h.seq > conn->expect_seq) {
         rc = keep_early(conn, &h, data, len);

@@ -173,7 +173,7 @@ struct weft__op *weft__op_new(struct weft__conn *conn, enum weft__op_kind kind)
 {
     struct weft__endpoint *ep = conn->ep;
     struct weft__op *op = ep->free_ops;
-    if (!op)
+    if (WEFT_UNLIKELY(!op))
         return refill_for(conn, kind);
     ep->free_ops = op->qnext;
     ZERO(op, detached, notify); /* in two parts, which are short enough for no loop */
@@ -212,11 +212,11 @@ static WEFT__APART void free_memory(struct weft__op *op)
 
 static inline void free_parts(struct weft__op *op)
 {
-    if (!op->on_end) /* else another op holds the registrations */
+    if (WEFT_LIKELY(!op->on_end)) /* else another op holds the registrations */
         for (size_t i = 0; i < op->npieces; i++)
             if (op->pieces[i].reg)
                 op->pieces[i].reg->users--;
-    if (op->pieces != &op->one || op->notify || op->regs)
+    if (WEFT_UNLIKELY(op->pieces != &op->one || op->notify || op->regs))
         free_memory(op);
 }
 
@@ -244,7 +244,7 @@ void weft__opq_push(struct weft__opq *q, struct weft__op *op, enum weft__op_wher
 
 void weft__opq_remove(struct weft__opq *q, struct weft__op *op)
 {
-    if (op->qprev)
+    if (WEFT_UNLIKELY(op->qprev != NULL))
         op->qprev->qnext = op->qnext;
     else
         q->head = op->qnext;
@@ -288,11 +288,11 @@ static void finish(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
     struct weft__endpoint *ep = op->ep;
-    if (op->status)
+    if (WEFT_UNLIKELY(op->status))
         conn->stats.ops_failed++;
     else
         conn->stats.ops_done++;
-    if (op->detached) {
+    if (WEFT_UNLIKELY(op->detached)) {
         weft__op_free(op);
     } else {
         free_parts(op);
@@ -308,16 +308,16 @@ void weft__op_settle(struct weft__op *op)
 {
     if (op->pending || op->where != WEFT__AT_NONE || op->done)
         return;
-    if (op->has_notify && !op->finishing && !op->status) {
+    if (WEFT_UNLIKELY(op->has_notify) && !op->finishing && !op->status) {
         op->finishing = true; /* the data is in place: now the notification */
         weft__match_send(op);
         return;
     }
-    if (op->nregs) {
+    if (WEFT_UNLIKELY(op->nregs)) {
         weft__op_shut_regs(op);
         return;
     }
-    if (op->on_end)
+    if (WEFT_UNLIKELY(op->on_end != NULL))
         finish_internal(op);
     else
         finish(op);

@@ -60,9 +60,9 @@ static int check_xfer(const struct weft_xfer *x)
 /* Local piece i, when those before it have so many bytes. */
 static int check_local(const struct weft_xfer *x, size_t i, uint64_t total)
 {
-    if (x->local[i].len && !x->local[i].addr)
+    if (WEFT_UNLIKELY(!x->local[i].addr) && x->local[i].len)
         return weft_fail(-EINVAL, "weft_post: local[%zu].addr is NULL", i);
-    if (x->local[i].len > INT64_MAX - total)
+    if (WEFT_UNLIKELY(x->local[i].len > INT64_MAX - total))
         return weft_fail(-EINVAL, "weft_post: the pieces add up to more than 2^63 bytes");
     return 0;
 }
@@ -76,7 +76,7 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
 {
     struct weft__remote r;
     int rc = weft__remote_check(&x->remote[i], &r);
-    if (rc) /* the argument is wrong, not the peer */
+    if (WEFT_UNLIKELY(rc)) /* the argument is wrong, not the peer */
         return weft_fail(rc == WEFT_EPROTO ? -EINVAL : rc, "remote[%zu]: %s", i,
                          weft_last_error());
     uint64_t offset = x->remote_offset ? x->remote_offset[i] : 0;
@@ -102,7 +102,7 @@ static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
                     const struct weft_local *local, size_t i)
 {
     piece->reg = NULL;
-    if (!local[i].mem)
+    if (WEFT_UNLIKELY(!local[i].mem))
         return 0;
     if (i > 0 && local[i].mem == local[i - 1].mem &&
         weft__reg_contains(piece[-1].reg, piece->addr, piece->len)) {
@@ -124,7 +124,7 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
     struct weft__piece *piece = &op->pieces[i];
     piece->gpu = 0;
     piece->far = 0;
-    if (i < x->nlocal) {
+    if (WEFT_LIKELY(i < x->nlocal)) {
         piece->addr = x->local[i].addr;
         piece->len = x->local[i].len;
         int rc = check_local(x, i, op->total);
@@ -138,9 +138,9 @@ static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct
         piece->len = sizeof(uint64_t); /* ADD */
     }
     int rc = x->nremote ? fill_remote(piece, conn, x, i) : 0;
-    if (rc)
+    if (WEFT_UNLIKELY(rc))
         return rc;
-    if (piece->reg)
+    if (WEFT_LIKELY(piece->reg != NULL))
         piece->reg->users++;
     op->total += piece->len;
     op->staged |= piece->gpu | piece->far;
@@ -153,9 +153,9 @@ static int fill(struct weft__op *op, struct weft__conn *conn, const struct weft_
     size_t n = x->op == WEFT_XFER_ADD ? 1 : x->nlocal;
     bool pooled = n >= WEFT__POOL_FROM && n <= WEFT__POOL_PIECES;
     op->pieces = &op->one;
-    if (pooled)
+    if (WEFT_UNLIKELY(pooled))
         op->pieces = weft__pool_get(&conn->ep->pieces, WEFT__POOL_PIECES * sizeof *op->pieces);
-    else if (n > 1)
+    else if (WEFT_UNLIKELY(n > 1))
         op->pieces = malloc(n * sizeof *op->pieces);
     if (!op->pieces)
         return weft_fail(-ENOMEM, "no memory for %zu pieces", n);
@@ -420,22 +420,22 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");
-    bool begun = may_be_list(conn, x, p, after) && begin_list(op, conn, x);
+    bool begun = WEFT_UNLIKELY(may_be_list(conn, x, p, after)) && begin_list(op, conn, x);
     int rc = begun ? 0 : fill(op, conn, x);
-    if (rc) {
+    if (WEFT_UNLIKELY(rc)) {
         weft__op_free(op);
         return rc;
     }
-    if (p && !begun)
+    if (WEFT_UNLIKELY(p != NULL) && !begun)
         adopt(op, p, x);
     op->urgent = urgent;
     op->detached = !out;
     if (out)
         *out = op->handle;
     conn->stats.ops_posted++;
-    if (after || !weft_list_empty(&conn->afters))
+    if (WEFT_UNLIKELY(after || !weft_list_empty(&conn->afters)))
         weft__after_start(conn, op, after);
-    else if (!begun)
+    else if (WEFT_LIKELY(!begun))
         start(conn, op);
     return 0;
 }
@@ -462,25 +462,27 @@ static bool is_large(const struct weft__endpoint *ep, const struct weft_xfer *x)
 static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
-    bool gpus = conn->ep->gpu_apart || (asks_whose(x) && weft__mem_gpus(conn->ep));
-    if (x->notify || gpus || (x->op == WEFT_XFER_SEND && is_large(conn->ep, x))) {
+    bool gpus = WEFT_UNLIKELY(conn->ep->gpu_apart) ||
+                (WEFT_UNLIKELY(asks_whose(x)) && weft__mem_gpus(conn->ep));
+    bool large = x->op == WEFT_XFER_SEND && is_large(conn->ep, x);
+    if (WEFT_UNLIKELY(gpus) || WEFT_UNLIKELY(large) || WEFT_UNLIKELY(x->notify != NULL)) {
         p = &parts;
         int rc = prepare(conn->ep, x, p);
         if (rc)
             return rc;
     }
     struct weft__after *after = NULL;
-    int rc = x->stream ? weft__after_mark(conn->ep, x->stream, &after) : 0;
-    if (rc == 0) {
+    int rc = WEFT_UNLIKELY(x->stream != NULL) ? weft__after_mark(conn->ep, x->stream, &after) : 0;
+    if (WEFT_LIKELY(rc == 0)) {
         bool recv = x->op == WEFT_XFER_RECV; /* has nothing for the nic */
         bool more = x->flags & WEFT_XFER_MORE && !recv;
         struct weft__lane *lane = weft__post_lock(conn, more || recv);
         rc = begin(conn, x, p, after, urgent, out);
         weft__post_unlock(conn, lane, more);
     }
-    if (rc && after)
+    if (WEFT_UNLIKELY(after != NULL) && rc)
         weft__after_drop(after);
-    if (rc && p)
+    if (WEFT_UNLIKELY(p != NULL) && rc)
         parts_undo(conn->ep, p);
     else if (p)
         free(p->gpus);
@@ -496,7 +498,7 @@ int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, we
     if (!conn)
         return WEFT_EHANDLE;
     int rc = 0;
-    if (xfer->struct_size != sizeof copy) { /* of another version: else there is no need */
+    if (WEFT_UNLIKELY(xfer->struct_size != sizeof copy)) { /* of another version: else there is no need */
         memset(&copy, 0, sizeof copy);
         rc = weft__opts_copy(&copy, sizeof copy, xfer, "weft_xfer");
         xfer = &copy;
@@ -505,7 +507,7 @@ int weft__post(weft_conn_t handle, const struct weft_xfer *xfer, bool urgent, we
         rc = check_xfer(xfer);
     if (rc == 0)
         rc = post(conn, xfer, urgent, out);
-    if (rc)
+    if (WEFT_UNLIKELY(rc))
         weft__kick_all(conn->ep); /* this was the one that others wait for, perhaps */
     weft__handle_put(handle);
     return rc;

@@ -88,7 +88,7 @@ void weft__changed(struct weft__endpoint *ep)
     /* one writer at a time: no need to pay for more */
     uint64_t changes = atomic_load_explicit(&ep->changes, memory_order_relaxed);
     atomic_store_explicit(&ep->changes, changes + 1, memory_order_relaxed);
-    if (ep->waiters || ep->leader)
+    if (WEFT_UNLIKELY(ep->waiters || ep->leader))
         tell_waiters(ep);
 }
 
@@ -103,7 +103,7 @@ static bool boot_due(struct weft__endpoint *ep, int happened)
 {
     if (atomic_load_explicit(&ep->booting, memory_order_relaxed))
         return true;
-    if (happened) { /* a beat that two threads count as one is no loss */
+    if (WEFT_LIKELY(happened)) { /* a beat that two threads count as one is no loss */
         uint32_t beat = atomic_load_explicit(&ep->beat, memory_order_relaxed);
         atomic_store_explicit(&ep->beat, beat + 1, memory_order_relaxed);
         return beat % BOOT_EVERY == 0;
@@ -131,7 +131,7 @@ static int drive(struct weft__endpoint *ep, int first, int step)
     for (int i = first; i < ep->nlanes; i += step)
         n += weft__lane_progress(ep->lanes[i]); /* counts its events itself */
     other += weft__copier_progress(ep, &ep->copier); /* whoever has the time: the first may be sending */
-    if (first == 0 && boot_due(ep, n + other))
+    if (first == 0 && WEFT_UNLIKELY(boot_due(ep, n + other)))
         other += drive_boot(ep);
     if (other)
         atomic_fetch_add_explicit(&ep->events, 1, memory_order_relaxed);

@@ -45,7 +45,7 @@ void weft__wr_free(struct weft__endpoint *ep, struct weft__wr *wr)
 /* For a part of a long op, or for another cmd. What is long waits for bytes of this very link to end: there are some. */
 static bool has_room(const struct weft__link *link, bool of_long)
 {
-    return link->up && link->owned < link->lane->data_depth &&
+    return WEFT_LIKELY(link->up) && WEFT_LIKELY(link->owned < link->lane->data_depth) &&
            (!of_long || link->bytes < link->conn->ep->ahead);
 }
 
@@ -191,10 +191,10 @@ static void send_part(struct weft__op *op, struct weft__wr *wr, struct weft__lin
     cmd->one.len = n;
     op->pending++;
     op->next_offset = offset + n;
-    if (op->next_offset == piece->len) {
+    if (WEFT_LIKELY(op->next_offset == piece->len)) {
         op->next_offset = 0;
         op->next_piece++;
-        if (!exhausted(op))
+        if (WEFT_UNLIKELY(!exhausted(op)))
             extend(wr, op, link);
     }
     assign(wr, piece, link);
@@ -311,13 +311,13 @@ void weft__stripe_start(struct weft__conn *conn, struct weft__op *op)
     const bool longer = is_long(conn, op);
     struct weft__opq *queue = longer ? &conn->longs : &conn->todo;
     /* The common case, without a detour through the queue: one piece, and room for it. */
-    if (conn->state == WEFT_CONN_UP && !queue->head && !conn->resend && op->npieces == 1 &&
-        op->kind != WEFT__OP_ADD && op->total) {
+    if (WEFT_LIKELY(conn->state == WEFT_CONN_UP) && !queue->head && WEFT_LIKELY(!conn->resend) &&
+        op->npieces == 1 && WEFT_LIKELY(op->kind != WEFT__OP_ADD && op->total)) {
         struct weft__link *link = pick(conn, longer);
         struct weft__wr *wr = link ? weft__wr_new(op->ep) : NULL;
         if (wr) {
             send_part(op, wr, link);
-            if (exhausted(op))
+            if (WEFT_LIKELY(exhausted(op)))
                 return;
         }
     }
@@ -352,7 +352,7 @@ void weft__stripe_done(struct weft__wr *wr, const struct weft_comp *comp)
     struct weft__op *op = wr->op;
     struct weft__conn *conn = op->conn;
     op->bytes += wr->bytes;
-    if (op->kind == WEFT__OP_WRITE)
+    if (WEFT_LIKELY(op->kind == WEFT__OP_WRITE))
         conn->stats.bytes_written += wr->bytes;
     else if (op->kind == WEFT__OP_READ)
         conn->stats.bytes_read += wr->bytes;

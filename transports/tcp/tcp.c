@@ -217,7 +217,7 @@ struct tcp_buf *tcp_buf_get(struct tcp_nic *nic)
 
 void tcp_buf_put(struct tcp_nic *nic, struct tcp_buf *buf)
 {
-    if (buf->lent == nic->polls) {
+    if (WEFT_LIKELY(buf->lent == nic->polls)) {
         buf->next = nic->lent_bufs;
         nic->lent_bufs = buf;
     } else if (nic->nfree_bufs < TCP_KEEP_BUFS) {
@@ -317,7 +317,7 @@ static void hand_out_op(struct tcp_poll *poll)
 static void hand_out_down(struct tcp_poll *poll)
 {
     for (struct tcp_link *link = poll->nic->links; link; link = link->next) {
-        if (poll->n == poll->max || poll->nic->ndown == 0)
+        if (WEFT_LIKELY(poll->nic->ndown == 0) || poll->n == poll->max)
             return;
         if (!link->down_due)
             continue;
@@ -404,7 +404,8 @@ static bool cool(struct tcp_nic *nic, uint32_t i)
 /* After a poll that found something. */
 static void look_for_crowd(struct tcp_nic *nic)
 {
-    if (++nic->busy_polls < CROWD_POLLS && (nic->crowd || nic->nbusy <= TCP_HOT))
+    nic->busy_polls++;
+    if (WEFT_LIKELY(nic->busy_polls < CROWD_POLLS) && (WEFT_LIKELY(nic->nbusy <= TCP_HOT) || nic->crowd))
         return;
     nic->crowd = nic->nbusy > TCP_HOT;
     nic->busy_round++;
@@ -417,7 +418,7 @@ static void look_for_crowd(struct tcp_nic *nic)
 static bool stays_hot(struct tcp_nic *nic, struct tcp_sock *sock, bool any)
 {
     sock->misses = any ? 0 : (uint8_t)(sock->misses + 1);
-    if (any && !sock->unwatched && ++sock->hits == HITS)
+    if (WEFT_UNLIKELY(any && !sock->unwatched) && ++sock->hits == HITS)
         unwatch(nic, sock);
     return sock->misses < HOT_MISSES;
 }
@@ -427,7 +428,7 @@ static bool stays_hot(struct tcp_nic *nic, struct tcp_sock *sock, bool any)
 static bool look(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     bool any = tcp_rx_turn(poll, sock);
-    for (int i = 1; i < LOOKS && !any && sock->unwatched && sock->misses > 0; i++)
+    for (int i = 1; WEFT_UNLIKELY(i < LOOKS && !any && sock->unwatched && sock->misses > 0); i++)
         any = poll->nic->nhot == 1 && tcp_rx_turn(poll, sock);
     return any;
 }
@@ -462,12 +463,12 @@ static void read_hot(struct tcp_poll *poll)
         }
         bool any = sock->turn == nic->polls || look(poll, sock);
         nic->stale |= any;
-        if (i >= nic->nhot || nic->hot[i] != sock)
+        if (WEFT_UNLIKELY(i >= nic->nhot || nic->hot[i] != sock))
             continue; /* its link is dead */
-        if (stays_hot(nic, sock, any) || !cool(nic, i))
+        if (WEFT_LIKELY(stays_hot(nic, sock, any)) || !cool(nic, i))
             i++;
     }
-    if (poll->budget <= 0)
+    if (WEFT_UNLIKELY(poll->budget <= 0))
         read_short(poll);
 }
 
@@ -630,7 +631,7 @@ static int tcp_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         read_epoll(&poll);
     if (!nic->woken)
         read_hot(&poll);
-    if (poll.found)
+    if (WEFT_LIKELY(poll.found))
         look_for_crowd(nic);
     nic->was_woken = nic->woken;
     nic->woken = nic->sleepy = false;

@@ -84,11 +84,11 @@ bool tcp_out_room(struct tcp_sock *sock, uint32_t need, uint32_t limit)
     if (!sock->out)
         sock->out = tcp_buf_get(tcp_nic_of(sock->link));
     struct tcp_buf *buf = sock->out;
-    if (!buf)
+    if (WEFT_UNLIKELY(!buf))
         tcp_tx_ready(sock->link); /* no memory: try again in the next poll */
-    if (!buf || buf->tail - buf->head + need > limit)
+    if (WEFT_UNLIKELY(!buf || buf->tail - buf->head + need > limit))
         return false;
-    if (TCP_BUF - buf->tail < need)
+    if (WEFT_UNLIKELY(TCP_BUF - buf->tail < need))
         out_compact(sock);
     return true;
 }
@@ -183,6 +183,13 @@ void tcp_out_counted(struct tcp_sock *sock, struct tcp_op *op, struct tcp_frame 
     op->pending++;
 }
 
+static uint8_t *put_piece(uint8_t *at, const struct weft_iov_local *piece)
+{
+    if (WEFT_LIKELY(piece->len))
+        memcpy(at, piece->addr, piece->len);
+    return at + piece->len;
+}
+
 void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_cmd *cmd)
 {
     struct tcp_buf *buf = sock->out;
@@ -199,10 +206,11 @@ void tcp_out_short(struct tcp_sock *sock, struct tcp_op *op, const struct weft_c
     } else {
         at += tcp_frame_encode(at, &frame);
     }
-    const struct weft_iov_local *iov = cmd->niov ? cmd->iov : &cmd->one;
-    for (uint32_t i = 0, n = cmd->niov ? cmd->niov : 1; i < n; at += iov[i++].len)
-        if (iov[i].len)
-            memcpy(at, iov[i].addr, iov[i].len);
+    if (WEFT_LIKELY(cmd->niov == 0))
+        at = put_piece(at, &cmd->one);
+    else
+        for (uint32_t i = 0; i < cmd->niov; i++)
+            at = put_piece(at, &cmd->iov[i]);
     buf->tail += (uint32_t)(at - start);
     sock->staged += (uint64_t)(at - start);
     flight_add(sock, op);
@@ -339,7 +347,7 @@ static ssize_t send_heads(const struct tcp_sock *sock, uint64_t limit, uint64_t 
 static ssize_t send_some(struct tcp_sock *sock, uint64_t limit, uint64_t *want)
 {
     ssize_t n;
-    if (!sock->nsplices)
+    if (WEFT_LIKELY(!sock->nsplices))
         return send_plain(sock, limit, want);
     if (!sock->pipe && !tcp_lend_fits(sock, &sock->splices[sock->splice_first]))
         return send_mixed(sock, limit, want);

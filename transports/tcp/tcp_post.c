@@ -142,11 +142,11 @@ static bool post_short(struct tcp_link *link, const struct weft_cmd *cmd)
 {
     struct tcp_sock *sock = &link->socks[0];
     bool kind = cmd->op == WEFT_OP_WRITE || cmd->op == WEFT_OP_SEND;
-    if (!kind || cmd->len > TCP_COPY_MAX || link->todo.head || sock->nflight == sock->window ||
-        !tcp_out_fits(sock, cmd->len))
+    if (WEFT_UNLIKELY(!kind || cmd->len > TCP_COPY_MAX || link->todo.head ||
+                      sock->nflight == sock->window || !tcp_out_fits(sock, cmd->len)))
         return false;
     struct tcp_op *op = tcp_op_take(link);
-    if (!op)
+    if (WEFT_UNLIKELY(!op))
         return false;
     op->op = cmd->op;
     op->is_answer = false;
@@ -183,7 +183,7 @@ static void send_first(struct tcp_link *link)
 {
     struct tcp_sock *sock = &link->socks[0];
     int64_t budget = TCP_TURN;
-    if (tcp_tx_queued(link)) {
+    if (WEFT_UNLIKELY(tcp_tx_queued(link))) {
         tcp_tx_run(link, &budget);
         return;
     }
@@ -204,16 +204,15 @@ static void send_behind(struct tcp_link *link, bool short_first)
 static uint32_t under_way(const struct tcp_link *link)
 {
     const struct tcp_nic *nic = tcp_nic_of(link);
-    if (nic->heard != link || nic->heard_sock != 0)
-        return link->started;
-    uint32_t n = nic->heard_count - link->socks[0].acked; /* a lie, perhaps */
-    return n < link->started ? link->started - n : 0;
+    bool heard = nic->heard == link && nic->heard_sock == 0;
+    uint32_t n = heard ? nic->heard_count - link->socks[0].acked : 0; /* a lie, perhaps */
+    return WEFT_LIKELY(n <= link->started) ? link->started - n : 0;
 }
 
 int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
 {
     struct tcp_link *link = (struct tcp_link *)base;
-    if (link->state != TCP_LINK_UP)
+    if (WEFT_UNLIKELY(link->state != TCP_LINK_UP))
         return weft_fail(link->state == TCP_LINK_DOWN ? WEFT_ELINK : -ENOTCONN,
                          "tcp: post on a link that is %s",
                          link->state == TCP_LINK_DOWN ? "dead" : "not connected");
@@ -221,9 +220,9 @@ int tcp_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
     int i = 0;
     for (; i < n && link->posted < link->depth; i++) {
         int rc = weft_cmd_check(&base->nic->attr, &cmds[i]);
-        if (rc < 0 && i == 0)
+        if (WEFT_UNLIKELY(rc < 0) && i == 0)
             return rc;
-        if (rc < 0 || !(post_short(link, &cmds[i]) || post_any(link, &cmds[i])))
+        if (WEFT_UNLIKELY(rc < 0) || !(post_short(link, &cmds[i]) || post_any(link, &cmds[i])))
             break;
         link->posted++;
         if (!(cmds[i].flags & WEFT_CMD_PATIENT))

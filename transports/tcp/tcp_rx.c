@@ -103,9 +103,9 @@ static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
                             const struct tcp_frame *frame)
 {
     struct tcp_buf *buf = sock->rx.buf;
-    if (sock->index != 0 || frame->len > TCP_MAX_SEND || frame->id > 1)
+    if (WEFT_UNLIKELY(sock->index != 0 || frame->len > TCP_MAX_SEND || frame->id > 1))
         return STEP_PROTO;
-    if (buf->tail - buf->head < TCP_HEAD + frame->len)
+    if (WEFT_UNLIKELY(buf->tail - buf->head < TCP_HEAD + frame->len))
         return STEP_MORE;
     if (!comp_room(poll))
         return STEP_FULL;
@@ -233,15 +233,17 @@ static enum step begin_nack(struct tcp_sock *sock, const struct tcp_frame *frame
 
 static bool has_payload(uint8_t type)
 {
-    return type == TCP_SEND || (type >= TCP_WRITE && type <= TCP_PART_IMM) || type == TCP_DATA;
+    const uint32_t with = 1u << TCP_SEND | 1u << TCP_WRITE | 1u << TCP_WRITE_IMM | 1u << TCP_PART |
+                          1u << TCP_PART_IMM | 1u << TCP_DATA;
+    return with >> type & 1;
 }
 
 static enum step begin_type(struct tcp_poll *poll, struct tcp_sock *sock,
                             const struct tcp_frame *frame)
 {
-    switch (frame->type) {
-    case TCP_SEND:
+    if (WEFT_LIKELY(frame->type == TCP_SEND))
         return begin_send(poll, sock, frame);
+    switch (frame->type) {
     case TCP_READ:
         return begin_read(sock, frame);
     case TCP_DATA:
@@ -296,16 +298,16 @@ static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
     int size = tcp_frame_decode(buf->data + buf->head, buf->tail - buf->head, &frame);
     if (size == 0)
         return STEP_MORE;
-    if (size < 0 || (frame.len > 0 && !has_payload(frame.type)))
+    if (WEFT_UNLIKELY(size < 0) || WEFT_UNLIKELY(!has_payload(frame.type) && frame.len > 0))
         return STEP_PROTO;
     enum step step = begin_type(poll, sock, &frame);
-    if (step != STEP_ON || sock->link->state != TCP_LINK_UP)
+    if (WEFT_UNLIKELY(step != STEP_ON) || WEFT_UNLIKELY(sock->link->state != TCP_LINK_UP))
         return step;
     buf->head += (uint32_t)size;
     poll->budget -= FRAME_COST;
     if (sock->index != 0)
         return STEP_ON;
-    bool sound = frame.type == TCP_SEND ? tcp_post_heard(sock->link, frame.ack_sock, frame.ack)
+    bool sound = WEFT_LIKELY(frame.type == TCP_SEND) ? tcp_post_heard(sock->link, frame.ack_sock, frame.ack)
                                         : tcp_post_acked(sock->link, frame.ack_sock, frame.ack);
     return sound ? STEP_ON : STEP_PROTO;
 }
@@ -453,9 +455,9 @@ static bool parse(struct tcp_poll *poll, struct tcp_sock *sock)
     struct tcp_rx *rx = &sock->rx;
     enum step step = STEP_ON;
     while (step == STEP_ON && sock->link->state == TCP_LINK_UP) {
-        if (poll->budget <= 0 && (rx->buf->tail > rx->buf->head || (rx->type && !rx->rest)))
+        if (WEFT_UNLIKELY(poll->budget <= 0) && (rx->buf->tail > rx->buf->head || (rx->type && !rx->rest)))
             step = STEP_FULL;
-        else if (!rx->type)
+        else if (WEFT_LIKELY(!rx->type))
             step = begin_frame(poll, sock);
         else if (rx->rest == 0)
             step = end_frame(poll, sock);
@@ -464,7 +466,7 @@ static bool parse(struct tcp_poll *poll, struct tcp_sock *sock)
         else
             step = STEP_MORE;
     }
-    if (step == STEP_PROTO)
+    if (WEFT_UNLIKELY(step == STEP_PROTO))
         tcp_link_fail(sock->link, WEFT_EPROTO);
     else if (step == STEP_FULL && sock->link->state == TCP_LINK_UP)
         park(sock);
@@ -500,7 +502,7 @@ static ssize_t receive_iov(int fd, struct iovec *iov, int niov)
     do
         n = niov == 1 ? recv(fd, iov->iov_base, iov->iov_len, MSG_DONTWAIT)
                       : recvmsg(fd, &msg, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    while (WEFT_UNLIKELY(n < 0) && errno == EINTR);
     return n;
 }
 
@@ -524,7 +526,7 @@ static ssize_t receive(struct tcp_sock *sock, uint64_t most, bool *drained)
     *drained = n < (ssize_t)(direct + tail);
     if (n < 0 && errno == EAGAIN)
         return 0;
-    if (n <= 0) {
+    if (WEFT_UNLIKELY(n <= 0)) {
         tcp_link_fail(sock->link, n == 0 ? WEFT_EPEER : tcp_status(errno));
         return 0;
     }
@@ -545,7 +547,7 @@ static void turn_end(struct tcp_nic *nic, struct tcp_rx *rx)
 /* Until when it is to be left alone; 0: it is not. */
 static uint64_t pause_until(const struct tcp_sock *sock)
 {
-    if (sock->index == 0 || sock->rx.rest < PAUSE_LEAST)
+    if (WEFT_LIKELY(sock->index == 0) || sock->rx.rest < PAUSE_LEAST)
         return 0;
     return weft_now() + PAUSE_NS * (sock->link->nsocks > 2 ? 2 : 1);
 }
@@ -580,7 +582,7 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
     int64_t left = mixed ? MIXED_TURN : TCP_TURN;
     sock->turn = poll->nic->polls;
     while (!drained && !sock->rx.waits && left > 0 && poll->budget > 0) {
-        if (!make_room(poll, &sock->rx)) {
+        if (WEFT_UNLIKELY(!make_room(poll, &sock->rx))) {
             starve(sock);
             break;
         }
@@ -598,7 +600,7 @@ bool tcp_rx_turn(struct tcp_poll *poll, struct tcp_sock *sock)
     }
     turn_end(poll->nic, &sock->rx);
     if (any) {
-        sock->pause = drained ? pause_until(sock) : 0;
+        sock->pause = WEFT_LIKELY(drained) ? pause_until(sock) : 0;
         count_busy(poll, sock);
     }
     if (!drained && sock->link->state == TCP_LINK_UP)

@@ -221,7 +221,8 @@ static void stage_acks(struct tcp_link *link)
 
 bool tcp_tx_queued(const struct tcp_link *link)
 {
-    return link->todo.head || link->bulk.head || link->answers.head;
+    return WEFT_UNLIKELY(link->todo.head) || WEFT_UNLIKELY(link->bulk.head) ||
+           WEFT_UNLIKELY(link->answers.head);
 }
 
 /* Nothing but acks, perhaps. */

@@ -50,6 +50,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "weft/base.h"
+
 #define TCP_MAGIC 0x74666577u /* "weft" */
 #define TCP_VERSION 4
 #define TCP_TOKEN 16
@@ -146,7 +148,9 @@ static inline int tcp_frame_words(uint8_t type)
         [TCP_PART_IMM] = 4, [TCP_READ] = 3, [TCP_DATA] = 1,  [TCP_END] = 2,       [TCP_ADD] = 3,
         [TCP_ADDED] = 2,    [TCP_ACK] = 0,  [TCP_NACK] = 2,
     };
-    return type < TCP_TYPES ? words[type] : -1;
+    if (WEFT_UNLIKELY(type >= TCP_TYPES))
+        return -1;
+    return words[type];
 }
 
 /* Whether the payload of such a frame may be lent. */
@@ -176,13 +180,13 @@ static inline int tcp_frame_decode(const uint8_t *buf, uint32_t avail, struct tc
     if (avail == 0)
         return 0;
     int words = tcp_frame_words(buf[0]);
-    if (words < 0)
+    if (WEFT_UNLIKELY(words < 0))
         return -1;
     int size = TCP_HEAD + 8 * words;
-    if (avail < (uint32_t)size)
+    if (WEFT_UNLIKELY(avail < (uint32_t)size))
         return 0;
     uint16_t lent = tcp_get16(buf + 2);
-    if (lent > tcp_frame_lends(buf[0]))
+    if (WEFT_UNLIKELY(lent > 0) && !(lent == 1 && tcp_frame_lends(buf[0])))
         return -1;
     frame->type = buf[0];
     frame->ack_sock = buf[1];
@@ -191,7 +195,7 @@ static inline int tcp_frame_decode(const uint8_t *buf, uint32_t avail, struct tc
     frame->len = tcp_get32(buf + 8);
     frame->id = tcp_get32(buf + 12);
     /* mostly there is more behind it, and a loop of known length costs less */
-    int known = avail >= TCP_FRAME_MAX ? TCP_WORDS : words;
+    int known = words > 0 && avail >= TCP_FRAME_MAX ? TCP_WORDS : words;
     for (int i = 0; i < known; i++)
         frame->word[i] = tcp_get64(buf + TCP_HEAD + 8 * i);
     return size;

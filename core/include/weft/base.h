@@ -26,9 +26,15 @@ extern "C" {
 #define WEFT_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
 /* Not called when all goes well: neither it nor the way to it takes room in the path of small operations. */
 #define WEFT_COLD __attribute__((cold))
+/* What mostly holds, and what mostly does not, in that path: it is laid out in a row. Between two messages the kernel has
+ * used the caches, and each line that is skipped costs as much as one that is run. */
+#define WEFT_LIKELY(x) __builtin_expect(!!(x), 1)
+#define WEFT_UNLIKELY(x) __builtin_expect(!!(x), 0)
 #else
 #define WEFT_PRINTF(fmt, args)
 #define WEFT_COLD
+#define WEFT_LIKELY(x) (x)
+#define WEFT_UNLIKELY(x) (x)
 #endif
 
 /* Version of the library that is loaded, as "major.minor.patch". Static storage. */
