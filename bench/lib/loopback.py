@@ -121,16 +121,19 @@ LATENCY = "tcp 64 B, half round trip"
 IOVS = "128 pieces of 8 B in one call"
 BEHIND_ROW = "64 B write behind one of 1 GiB"
 RATE = "64 B writes, 64 under way"
+# samples of the same program vary by a fifth from one to the next, and what is compared differs by less
+LATENCY_TURNS, SMALL_TURNS = 10, 3
 
 
 def small_rows(t):
     yield Row(LATENCY, "us", {
         WEFT: lambda: t.tcp.latency("send", SMALL, "--depth", "1"),
         "bare sockets that spin": lambda: t.bare.latency(SMALL),
-        UCX_TAG: lambda: t.ucx.latency(SMALL)})
+        UCX_TAG: lambda: t.ucx.latency(SMALL)}, turns=LATENCY_TURNS)
     yield Row(IOVS, "us", {
         "Weft tcp": lambda: t.tcp.latency("write", 8, "--iovs", "128", "--depth", "1"),
-        "Weft local": lambda: t.local.latency("write", 8, "--iovs", "128", "--depth", "1")})
+        "Weft local": lambda: t.local.latency("write", 8, "--iovs", "128", "--depth", "1")},
+              turns=SMALL_TURNS)
     behind = ("--depth", "1", "--behind", BEHIND)
     yield Row(BEHIND_ROW, "us", {
         "Weft tcp, p50": lambda: t.tcp.latency("write", SMALL, *behind),
@@ -139,7 +142,7 @@ def small_rows(t):
     yield Row(RATE, "M/s", {
         "Weft tcp": lambda: t.tcp.rate("write", SMALL),
         "bare sockets": lambda: t.bare.rate(SMALL),
-        "Weft local": lambda: t.local.rate("write", SMALL)})
+        "Weft local": lambda: t.local.rate("write", SMALL)}, turns=SMALL_TURNS)
 
 
 LOCAL_BULK = "local write 64 MiB"
