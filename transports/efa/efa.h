@@ -426,6 +426,9 @@ bool efa_quirk_polls(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);
+/* False: an endpoint that this process has closed had its address, and what is meant for that one does harm. Once for each
+ * endpoint. Any thread. */
+bool efa_quirk_fresh(const struct fi_info *info, struct fid_ep *ep);
 void efa_quirk_end(void);
 
 /* --- efa_pool.c --- */
