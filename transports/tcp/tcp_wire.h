@@ -186,7 +186,7 @@ static inline int tcp_frame_decode(const uint8_t *buf, uint32_t avail, struct tc
     if (WEFT_UNLIKELY(avail < (uint32_t)size))
         return 0;
     uint16_t lent = tcp_get16(buf + 2);
-    if (WEFT_UNLIKELY(lent > 0) && !(lent == 1 && tcp_frame_lends(buf[0])))
+    if (WEFT_UNLIKELY(lent > 0) && lent > tcp_frame_lends(buf[0]))
         return -1;
     frame->type = buf[0];
     frame->ack_sock = buf[1];
