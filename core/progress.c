@@ -40,13 +40,6 @@ uint64_t weft__deadline(int timeout_ms)
     return weft_now() + (timeout_ms > 0 ? (uint64_t)timeout_ms * 1000000u : 0);
 }
 
-static void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
 static void wake(int fd)
 {
     uint64_t one = 1;
@@ -361,7 +354,7 @@ static bool poll_until(struct weft__endpoint *ep, struct weft__waiter *w, uint64
             return check(ep, w);
         if (now - idle_since < ep->spin_ns && !leave_it &&
             !sleeps_at_once(ep, 0, callers_step(ep))) {
-            relax();
+            weft_relax();
             if (ep->nthreads && check(ep, w))
                 return true;
             continue;
@@ -426,7 +419,7 @@ static void *thread_main(void *arg)
         if (!idle_since)
             idle_since = now;
         if (now - idle_since < ep->spin_ns && !sleeps_at_once(ep, first, step)) {
-            relax();
+            weft_relax();
             continue;
         }
         bool napped = sleep_on(ep, first, step, UINT64_MAX);

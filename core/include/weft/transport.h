@@ -403,6 +403,16 @@ WEFT_API int weft_library_find(const struct weft_library *library, void *opened,
 /* Nanoseconds of CLOCK_MONOTONIC. */
 WEFT_API uint64_t weft_now(void);
 
+/* Who polls in vain lets the other thread of this processor core, and the bus, have a moment: 40 to 140 cycles on x86. */
+static inline void weft_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
 /* What tells this boot of this kernel from all others; zeros if it cannot be known. */
 WEFT_API void weft_boot_id(uint8_t id[16]);
 
