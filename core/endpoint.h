@@ -90,6 +90,8 @@ struct weft__endpoint {
     int nconns, naccepts, backlog;
     struct weft__mem *mems;
     struct weft__reg *regs;
+    weft_mem_t last_mem; /* that an operation named last, of those that are open; 0: none */
+    struct weft__reg *last_reg; /* its registration */
     struct weft_list aparts; /* regs of memory that no processor reaches */
     struct weft__served_add *served_adds,
         **served_adds_tail; /* to such memory: the first is being done */

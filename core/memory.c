@@ -361,6 +361,8 @@ int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
 
 static void mem_unlink(struct weft__mem *mem)
 {
+    if (mem->ep->last_mem == mem->handle)
+        mem->ep->last_mem = 0;
     if (mem->prev)
         mem->prev->next = mem->next;
     else
@@ -435,8 +437,8 @@ int weft_mem_dereg(weft_mem_t handle)
     return rc;
 }
 
-int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *addr, uint64_t len,
-                     struct weft__reg **reg)
+WEFT__APART int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *addr, uint64_t len,
+                                 struct weft__reg **reg)
 {
     const struct weft__mem *mem = weft__handle_peek(handle, WEFT__MEM, ep);
     if (!mem)
@@ -446,6 +448,8 @@ int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, const void *a
                          "%llu bytes at %p are not inside the mem of %llu bytes at %p",
                          (unsigned long long)len, addr, (unsigned long long)mem->len, mem->addr);
     *reg = mem->reg;
+    ep->last_mem = handle;
+    ep->last_reg = mem->reg;
     return 0;
 }
 

@@ -97,28 +97,27 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
     return 0;
 }
 
-/* The local registration of piece i. Most lists stay in one mem, which need not be looked up again. */
-static int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
-                    const struct weft_local *local, size_t i)
+/* The local registration of piece i. Most are in the mem of the one before, which need not be looked up again. */
+static inline int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
+                           const struct weft_local *local, size_t i)
 {
+    const weft_mem_t mem = local[i].mem;
     piece->reg = NULL;
-    if (WEFT_UNLIKELY(!local[i].mem))
+    if (WEFT_UNLIKELY(!mem))
         return 0;
-    if (i > 0 && local[i].mem == local[i - 1].mem &&
-        weft__reg_contains(piece[-1].reg, piece->addr, piece->len)) {
-        piece->reg = piece[-1].reg;
-        piece->gpu = piece[-1].gpu;
-        return 0;
+    if (WEFT_LIKELY(mem == ep->last_mem && weft__reg_contains(ep->last_reg, piece->addr, piece->len))) {
+        piece->reg = ep->last_reg;
+    } else {
+        int rc = weft__mem_reg_of(ep, mem, piece->addr, piece->len, &piece->reg);
+        if (rc)
+            return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
     }
-    int rc = weft__mem_reg_of(ep, local[i].mem, piece->addr, piece->len, &piece->reg);
-    if (rc)
-        return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
-    if (piece->reg->apart)
+    if (WEFT_UNLIKELY(piece->reg->apart))
         piece->gpu = (uint16_t)(1 + piece->reg->ordinal);
     return 0;
 }
 
-static int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
+static inline WEFT__INLINE int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
                       size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
@@ -443,10 +442,12 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
 /* Does it name what may be a GPU's, and no registration tells? */
 static bool asks_whose(const struct weft_xfer *x)
 {
-    bool asks = x->notify || x->result || x->stream;
-    for (size_t i = 0; i < x->nlocal && !asks; i++)
-        asks = !x->local[i].mem;
-    return asks;
+    if (x->notify || x->result || x->stream)
+        return true;
+    size_t i = 0;
+    while (i < x->nlocal && x->local[i].mem)
+        i++;
+    return i < x->nlocal;
 }
 
 /* Too long to go with its payload. */

@@ -288,6 +288,26 @@ static void dereg_twice(void **state)
                                                           .local = &local, .nlocal = 1), NULL));
 }
 
+/* Also right after an operation that named it, whether its registration has gone with it or is another mem's, too. */
+static void a_stale_mem_is_refused(void **state)
+{
+    struct duo *d = *state;
+    static char memory[64];
+    struct area far = duo_area(d, B, sizeof memory, 0, 0);
+    for (int shared = 0; shared < 2; shared++) {
+        weft_mem_t other = shared ? reg(d->a.endpoint, memory, sizeof memory, 0) : 0;
+        weft_mem_t mem = reg(d->a.endpoint, memory, sizeof memory, 0);
+        struct weft_local local = {memory, 8, mem};
+        struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE, .local = &local,
+                              .nlocal = 1, .remote = &far.remote, .nremote = 1};
+        assert_int_equal(weft_transfer(d->conn, &x, T, NULL), 8);
+        WEFT_OK(weft_mem_dereg(mem));
+        WEFT_FAILS(WEFT_EHANDLE, weft_post(d->conn, &x, NULL));
+        if (shared)
+            WEFT_OK(weft_mem_dereg(other));
+    }
+}
+
 static void a_mem_in_use_is_busy(void **state)
 {
     struct duo *d = *state;
@@ -537,6 +557,7 @@ int main(void)
         IN_BOTH(a_stale_remote_is_refused),
         IN_BOTH(a_stale_remote_takes_nothing_long),
         IN_ONE(dereg_twice),
+        IN_ONE(a_stale_mem_is_refused),
         IN_ONE(a_mem_in_use_is_busy),
         IN_ONE(dereg_under_traffic),
         IN_ONE(a_remote_says_what_it_is),
