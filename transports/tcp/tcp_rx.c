@@ -99,29 +99,33 @@ static enum step begin_write(struct tcp_sock *sock, const struct tcp_frame *fram
     return STEP_ON;
 }
 
-static enum step begin_send(struct tcp_poll *poll, struct tcp_sock *sock,
-                            const struct tcp_frame *frame)
+/* The frame of a message, from its head on: most are, so it does not go by way of struct tcp_frame. */
+static enum step take_send(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     struct tcp_buf *buf = sock->rx.buf;
-    if (WEFT_UNLIKELY(sock->index != 0 || frame->len > TCP_MAX_SEND || frame->id > 1))
-        return STEP_PROTO;
-    if (WEFT_UNLIKELY(buf->tail - buf->head < TCP_HEAD + frame->len))
+    const uint8_t *head = buf->data + buf->head;
+    uint32_t avail = buf->tail - buf->head;
+    if (WEFT_UNLIKELY(avail < TCP_HEAD))
         return STEP_MORE;
-    if (!comp_room(poll))
+    uint32_t len = tcp_get32(head + 8), patient = tcp_get32(head + 12);
+    if (WEFT_UNLIKELY(sock->index != 0 || len > TCP_MAX_SEND || patient > 1 || tcp_get16(head + 2) != 0))
+        return STEP_PROTO;
+    if (WEFT_UNLIKELY(avail < TCP_HEAD + len))
+        return STEP_MORE;
+    if (WEFT_UNLIKELY(!comp_room(poll)))
         return STEP_FULL;
     struct weft_comp *comp = comp_add(poll, sock->link, WEFT_OP_RECV);
-    comp->data = buf->data + buf->head + TCP_HEAD;
-    comp->len = frame->len;
-    if (buf->lent != poll->nic->polls)
-        poll->budget -= LENT_COST;
+    comp->data = head + TCP_HEAD;
+    comp->len = len;
+    poll->budget -= buf->lent == poll->nic->polls ? FRAME_COST : FRAME_COST + LENT_COST;
     buf->lent = poll->nic->polls;
-    buf->head += frame->len;
-    if (!frame->id) {
+    buf->head += TCP_HEAD + len;
+    if (!patient) {
         poll->nic->base.bulk = 0;
         tcp_note_short(poll->nic);
     }
     count_executed(sock);
-    return STEP_ON;
+    return tcp_post_heard(sock->link, head[1], tcp_get32(head + 4)) ? STEP_ON : STEP_PROTO;
 }
 
 static enum step begin_add(struct tcp_sock *sock, const struct tcp_frame *frame)
@@ -233,16 +237,14 @@ static enum step begin_nack(struct tcp_sock *sock, const struct tcp_frame *frame
 
 static bool has_payload(uint8_t type)
 {
-    const uint32_t with = 1u << TCP_SEND | 1u << TCP_WRITE | 1u << TCP_WRITE_IMM | 1u << TCP_PART |
+    const uint32_t with = 1u << TCP_WRITE | 1u << TCP_WRITE_IMM | 1u << TCP_PART |
                           1u << TCP_PART_IMM | 1u << TCP_DATA;
     return with >> type & 1;
 }
 
-static enum step begin_type(struct tcp_poll *poll, struct tcp_sock *sock,
-                            const struct tcp_frame *frame)
+/* Of any frame but a message. */
+static enum step begin_type(struct tcp_sock *sock, const struct tcp_frame *frame)
 {
-    if (WEFT_LIKELY(frame->type == TCP_SEND))
-        return begin_send(poll, sock, frame);
     switch (frame->type) {
     case TCP_READ:
         return begin_read(sock, frame);
@@ -263,7 +265,7 @@ static enum step begin_type(struct tcp_poll *poll, struct tcp_sock *sock,
     }
 }
 
-/* Most frames are short WRITEs, and here as a whole. False: not this one, or it is to be refused. */
+/* Most others are short WRITEs, and here as a whole. False: not this one, or it is to be refused. */
 static bool short_write(struct tcp_poll *poll, struct tcp_sock *sock)
 {
     struct tcp_buf *buf = sock->rx.buf;
@@ -291,25 +293,25 @@ static bool short_write(struct tcp_poll *poll, struct tcp_sock *sock)
 
 static enum step begin_frame(struct tcp_poll *poll, struct tcp_sock *sock)
 {
+    struct tcp_buf *buf = sock->rx.buf;
+    if (buf->tail > buf->head && buf->data[buf->head] == TCP_SEND)
+        return take_send(poll, sock);
     if (short_write(poll, sock))
         return STEP_ON;
-    struct tcp_buf *buf = sock->rx.buf;
     struct tcp_frame frame;
     int size = tcp_frame_decode(buf->data + buf->head, buf->tail - buf->head, &frame);
     if (size == 0)
         return STEP_MORE;
     if (WEFT_UNLIKELY(size < 0) || WEFT_UNLIKELY(!has_payload(frame.type) && frame.len > 0))
         return STEP_PROTO;
-    enum step step = begin_type(poll, sock, &frame);
+    enum step step = begin_type(sock, &frame);
     if (WEFT_UNLIKELY(step != STEP_ON) || WEFT_UNLIKELY(sock->link->state != TCP_LINK_UP))
         return step;
     buf->head += (uint32_t)size;
     poll->budget -= FRAME_COST;
     if (sock->index != 0)
         return STEP_ON;
-    bool sound = WEFT_LIKELY(frame.type == TCP_SEND) ? tcp_post_heard(sock->link, frame.ack_sock, frame.ack)
-                                        : tcp_post_acked(sock->link, frame.ack_sock, frame.ack);
-    return sound ? STEP_ON : STEP_PROTO;
+    return tcp_post_acked(sock->link, frame.ack_sock, frame.ack) ? STEP_ON : STEP_PROTO;
 }
 
 /* The peer may have taken back the pages that a lent payload came out of: it resets the connection first. */
