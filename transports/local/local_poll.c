@@ -19,6 +19,14 @@
 #define CLOCK_POLLS 16
 /* What an entry costs beside its bytes, in bytes: a poll does bounded work on small ones too. */
 #define ENTRY_COST 256
+/*
+ * If a poll took so much, three short entries, and nothing came of it for the caller, the next one begins with so many weft_relax,
+ * 1400 cycles there. Who writes has to take the lines back that each look takes away, so looks are not to find one entry each. 64-byte
+ * writes, 64 under way: 5.9 to 6.0 million a second, and 5.7 without; 2, 4 and 8 under way, and messages, as before. With twice as
+ * many, or from two entries on, 6.1, and up to a quarter fewer of 2 or 4 under way (2026-11-29, 2 cores of an AMD EPYC, in turns).
+ */
+#define GATHER_FROM (3 * (ENTRY_COST + 32))
+#define GATHER 16
 /* Room is given back to the producer when so much of the ring was read: it need not wait for the
  * end of this poll. */
 #define RELEASE_PART 4
@@ -155,10 +163,20 @@ static void look_at_sockets(struct local_nic *nic, bool had_traffic)
     local_sockets_progress(nic);
 }
 
+/* Let what is being written gather, if there is much of it and this end only takes it. */
+static void let_gather(const struct local_nic *nic)
+{
+    if (nic->gave || LOCAL_POLL_BYTES - nic->budget < GATHER_FROM)
+        return;
+    for (int i = 0; i < GATHER; i++)
+        weft_relax();
+}
+
 int local_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 {
     struct local_nic *nic = (struct local_nic *)base;
     struct local_sink sink = {.comps = comps, .max = max};
+    let_gather(nic);
     look_at_sockets(nic, nic->budget < LOCAL_POLL_BYTES);
     nic->budget = LOCAL_POLL_BYTES;
     nic->arena_used = 0;
@@ -170,6 +188,7 @@ int local_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         if (quiet(nic, link))
             put_to_sleep(link);
     }
+    nic->gave = sink.n > 0;
     return sink.n;
 }
 
