@@ -102,6 +102,7 @@ struct local_nic {
     uint64_t sockets_at;        /* when poll looked at the sockets */
     uint32_t polls;
     int64_t budget; /* of this poll */
+    int taken;      /* entries, in this poll or the last one */
     bool gave;      /* the last poll gave its caller a comp */
     uint32_t arena_used;
     uint8_t *arena;
