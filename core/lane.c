@@ -430,11 +430,8 @@ static void lane_lost(struct weft__lane *lane, int status)
 static int ask(struct weft__lane *lane, struct weft_comp comps[BATCH])
 {
     int most = lane->nic->attr.quick_poll && lane->endpoint->nlanes == 1 ? QUICK_POLLS : 1, n = 0;
-    for (int i = 0; n == 0 && i < most; i++) {
-        if (i > 0)
-            weft_relax(); /* what is looked at is what the peer is about to write to */
+    for (int i = 0; n == 0 && i < most; i++)
         n = lane->nic->transport->ops->poll(lane->nic, comps, BATCH);
-    }
     return n;
 }
 
