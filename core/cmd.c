@@ -23,7 +23,7 @@ static int check_pieces(const struct weft_cmd *cmd)
     return left ? refuse(cmd, "its local pieces are shorter") : 0;
 }
 
-int weft_cmd_check_all(const struct weft_nic_attr *attr, const struct weft_cmd *cmd)
+int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd)
 {
     if (WEFT_UNLIKELY(cmd->op >= WEFT_OP_COUNT || !(attr->ops & WEFT_OP_BIT(cmd->op))))
         return weft_fail(WEFT_EUNSUPPORTED, "operation %d (%s) is not one of this nic", cmd->op,

@@ -477,17 +477,7 @@ WEFT_API void weft_listener_look(struct weft_listener *l);
 
 /* Can a nic with these attributes ever accept this cmd? 0; WEFT_EUNSUPPORTED: not this operation;
  * -EINVAL: a length or a number of pieces is wrong. Looks at no payload. */
-WEFT_API int weft_cmd_check_all(const struct weft_nic_attr *attr, const struct weft_cmd *cmd);
-/* The same: most are a short SEND or WRITE of one piece, which a glance tells. */
-static inline int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd)
-{
-    const uint32_t both = WEFT_OP_BIT(WEFT_OP_SEND) | WEFT_OP_BIT(WEFT_OP_WRITE);
-    if (WEFT_LIKELY((cmd->op == WEFT_OP_SEND || cmd->op == WEFT_OP_WRITE) && (attr->ops & both) == both && cmd->niov == 0 &&
-                    cmd->one.len == cmd->len && cmd->len <= (cmd->op == WEFT_OP_SEND ? attr->max_send : attr->max_msg) &&
-                    !(cmd->flags & WEFT_CMD_INLINE)))
-        return 0;
-    return weft_cmd_check_all(attr, cmd);
-}
+WEFT_API int weft_cmd_check(const struct weft_nic_attr *attr, const struct weft_cmd *cmd);
 
 /* Log one line: lower case, object first, no newline. Keeps errno. */
 WEFT_API void weft_log(enum weft_log_level level, const char *subsystem, const char *fmt, ...)
