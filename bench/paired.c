@@ -108,15 +108,17 @@ static void plain_write(const void *from, size_t len)
         bare_die("plain sockets");
 }
 
-/* Both are here; meanwhile this end's part of the build is driven. b may be NULL. */
+/* Both are here; meanwhile this end's part of the build is driven. */
 static void meet(const struct build *b)
 {
     char word = 0;
     if (send(control, &word, 1, MSG_NOSIGNAL) != 1)
         bare_die("the other process");
-    while (recv(control, &word, 1, MSG_DONTWAIT) != 1)
-        if (b)
-            need(b, b->endpoint_progress(b->endpoint, 0), "progress");
+    ssize_t n;
+    while ((n = recv(control, &word, 1, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
+        need(b, b->endpoint_progress(b->endpoint, 0), "progress");
+    if (n != 1)
+        bare_die("the other process");
 }
 
 /* The plain sockets have the congestion control that Weft has within a host. */

@@ -117,8 +117,8 @@ static inline int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
     return 0;
 }
 
-static inline WEFT__INLINE int fill_piece(struct weft__op *op, struct weft__conn *conn, const struct weft_xfer *x,
-                      size_t i)
+static inline WEFT__INLINE int fill_piece(struct weft__op *op, struct weft__conn *conn,
+                                          const struct weft_xfer *x, size_t i)
 {
     struct weft__piece *piece = &op->pieces[i];
     piece->gpu = 0;

@@ -41,7 +41,6 @@ static void put_head(void *at, uint32_t len, uint8_t type, uint8_t op, uint16_t 
     head->slot = slot;
 }
 
-/* Look at how far the consumer is. */
 /* Not by __builtin_prefetch: for any x86-64 gcc has it fetch the line to read, and the write then has to take it from the other core
  * all the same. All of them know prefetchw, if only as an instruction that does nothing. */
 static inline void fetch_to_write(const void *line)
@@ -53,6 +52,7 @@ static inline void fetch_to_write(const void *line)
 #endif
 }
 
+/* Look at how far the consumer is. */
 static void reload_head(struct local_ring_tx *tx)
 {
     /* acquire: pairs with the store in local_ring_release; the consumer has read the bytes that

@@ -33,8 +33,8 @@
  * Looks at such a socket in one poll, and the rest between two of them. What comes while the socket is being looked at is queued by the
  * kernel until the look, which has found nothing, lets go of it; the next one finds it, 0.8 us later than one that has to
  * wait for the kernel's work on it, which takes some 1.5 us. So looks are to be rare, and one is to begin in those 1.5 us. Half a round
- * trip is 2 % shorter than with three in a row on 2 cores of an AMD EPYC, 1.06 instead of 1.09 times that of plain sockets, and the same on 16
- * processors of an Intel Xeon (2026-11-29, blocks of 500 trips in turns).
+ * trip is 2 % shorter than with three in a row on 2 cores of an AMD EPYC, and no different on 16 processors of an Intel Xeon
+ * (2026-11-29, bench/paired).
  */
 #define LOOKS 4
 #define REST_NS 1000u
