@@ -2,10 +2,12 @@
 /*
  * Two builds of the library, or more, in turns and in one pair of processes: which one is faster, and by how much.
  *
- *     paired pingpong|write|list TRANSPORT DEPTH BLOCKS LIBWEFT.SO...
+ *     paired pingpong|write|list|bulk|conns TRANSPORT DEPTH BLOCKS LIBWEFT.SO...
  *
- * pingpong: messages of 64 bytes to and fro; the first build is plain sockets that spin. write: 64-byte writes, DEPTH under way.
- * list: writes of 128 pieces of 8 bytes, DEPTH under way. Both processes open every build with an endpoint of its own, and take
+ * pingpong: messages of 64 bytes to and fro; before the builds come plain sockets that spin, as the machine makes them and with
+ * the congestion control that Weft has within a host. write: 64-byte writes, DEPTH under way.
+ * list: writes of 128 pieces of 8 bytes, DEPTH under way. bulk: writes of 1 MiB, DEPTH under way, each from and to memory of its
+ * own; conns: the same twice, all over one conn and each of the DEPTH over a conn of its own. Both processes open every build with an endpoint of its own, and take
  * a block of some milliseconds with each, BLOCKS times: the states of a machine that last longer than that meet all of them alike.
  * Runs one after the other differ by a tenth on a shared machine where this tells half a percent. What arrives is checked.
  *
@@ -33,19 +35,27 @@
 #include "weft.h"
 
 #define MOST_BUILDS 8
-#define MOST_DEPTH 64
+#define MOST_DEPTH 256
 #define PIECES 128
 #define BYTES 64
 #define WORDS (BYTES / sizeof(uint64_t))
+#define MIB ((size_t)1 << 20)
 #define CONNECT_MS 10000
 #define LONGEST_S 900 /* of all of it: then a signal ends it */
 
-enum test { PINGPONG, WRITE, LIST };
+enum test { PINGPONG, WRITE, LIST, BULK, CONNS };
+
+/* What is measured of a build in turns. */
+enum way { ALL_ON_ONE, ONE_EACH, DEFAULT = 0, RENO };
 /* Operations of a block, and those before it that are not timed: each build begins with what the others have left in the caches. */
 static const struct {
     const char *name;
     int timed, untimed;
-} tests[] = {[PINGPONG] = {"pingpong", 300, 100}, [WRITE] = {"write", 20000, 1000}, [LIST] = {"list", 1000, 100}};
+} tests[] = {[PINGPONG] = {"pingpong", 300, 100},
+             [WRITE] = {"write", 20000, 1000},
+             [LIST] = {"list", 1000, 100},
+             [BULK] = {"bulk", 512, 128},
+             [CONNS] = {"conns", 1024, 256}};
 
 #define FUNCTIONS(XX)                                                                             \
     XX(last_error) XX(endpoint_open) XX(endpoint_metadata) XX(endpoint_connect) XX(endpoint_accept) \
@@ -57,8 +67,9 @@ struct build {
     FUNCTIONS(MEMBER)
 #undef MEMBER
     weft_endpoint_t endpoint;
-    weft_conn_t conn;
-    weft_mem_t mem;
+    weft_conn_t conn[MOST_DEPTH]; /* one; CONNS: as many as operations */
+    weft_mem_t mem, bulk_mem;
+    uint8_t *bulk; /* BULK, CONNS: a MiB for each operation */
     weft_op_t sent, expected; /* PINGPONG: a message and a receive under way; 0: none */
     uint64_t out, in;         /* messages */
     struct memory {
@@ -68,14 +79,14 @@ struct build {
 
 /* What both processes see. */
 struct shared {
-    _Atomic(int) turn; /* the build that the target drives; -1: the end */
-    struct weft_remote remote[MOST_BUILDS];
+    _Atomic(int) turn; /* the build that the target drives; -1: the end of its block */
+    struct weft_remote remote[MOST_BUILDS], bulk[MOST_BUILDS];
 };
 
 static enum test test;
 static int depth, nbuilds;
 static bool initiator;
-static int control, plain; /* to the other process */
+static int control, plain[2]; /* to the other process; plain sockets: by way */
 static struct build builds[MOST_BUILDS];
 static struct shared *shared;
 
@@ -93,18 +104,18 @@ static void need(const struct build *b, int64_t rc, const char *what)
 
 /* --- the two processes -------------------------------------------------------------------------- */
 
-static void plain_read(void *to, size_t len)
+static void plain_read(int fd, void *to, size_t len)
 {
     ssize_t n;
-    while ((n = recv(plain, to, len, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
+    while ((n = recv(fd, to, len, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
         ;
     if (n != (ssize_t)len)
         bare_die("plain sockets");
 }
 
-static void plain_write(const void *from, size_t len)
+static void plain_write(int fd, const void *from, size_t len)
 {
-    if (send(plain, from, len, MSG_NOSIGNAL) != (ssize_t)len)
+    if (send(fd, from, len, MSG_NOSIGNAL) != (ssize_t)len)
         bare_die("plain sockets");
 }
 
@@ -121,13 +132,23 @@ static void meet(const struct build *b)
         bare_die("the other process");
 }
 
-/* The plain sockets have the congestion control that Weft has within a host. */
+static int plain_socket(int listener, const struct sockaddr_in *at, enum way way)
+{
+    int one = 1, fd = initiator ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || (!initiator && connect(fd, (const struct sockaddr *)at, sizeof *at)))
+        bare_die("connect");
+    if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) ||
+        (way == RENO && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4)))
+        bare_die("socket options");
+    return fd;
+}
+
 static void split(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof at;
-    int one = 1, pair[2], listener = socket(AF_INET, SOCK_STREAM, 0);
-    if (listener < 0 || bind(listener, (struct sockaddr *)&at, len) || listen(listener, 1) ||
+    int pair[2], listener = socket(AF_INET, SOCK_STREAM, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, len) || listen(listener, 2) ||
         getsockname(listener, (struct sockaddr *)&at, &len) || socketpair(AF_UNIX, SOCK_STREAM, 0, pair))
         bare_die("sockets");
     pid_t parent = getpid(), child = fork();
@@ -139,12 +160,9 @@ static void split(void)
     alarm(LONGEST_S);
     control = pair[initiator];
     close(pair[!initiator]);
-    plain = initiator ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
-    if (plain < 0 || (!initiator && connect(plain, (struct sockaddr *)&at, len)))
-        bare_die("connect");
+    plain[DEFAULT] = plain_socket(listener, &at, DEFAULT);
+    plain[RENO] = plain_socket(listener, &at, RENO);
     close(listener);
-    setsockopt(plain, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(plain, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
 }
 
 static void load(struct build *b)
@@ -160,27 +178,50 @@ static void load(struct build *b)
 #undef FIND
 }
 
+static bool is_bulk(void)
+{
+    return test == BULK || test == CONNS;
+}
+
+static void register_bulk(struct build *b)
+{
+    size_t len = (size_t)depth * MIB;
+    b->bulk = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (b->bulk == MAP_FAILED)
+        bare_die("memory");
+    madvise(b->bulk, len, MADV_HUGEPAGE);
+    memset(b->bulk, 1, len);
+    need(b, b->mem_reg(b->endpoint, b->bulk, len, NULL, &b->bulk_mem), "register");
+    if (!initiator)
+        need(b, b->mem_advertise(b->bulk_mem, b->bulk, len, &shared->bulk[b - builds]), "advertise");
+}
+
 static void connect_build(struct build *b, const char *transport)
 {
     char text[WEFT_METADATA_MAX];
+    const int conns = test == CONNS ? depth : 1;
     need(b, b->endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = transport,
                                        .progress_threads = WEFT_PROGRESS_CALLER),
                              &b->endpoint),
          "open");
     need(b, b->mem_reg(b->endpoint, &b->memory, sizeof b->memory, NULL, &b->mem), "register");
+    if (is_bulk())
+        register_bulk(b);
     if (initiator) {
         ssize_t len = recv(control, text, sizeof text, 0);
         if (len <= 0)
             bare_die("metadata");
-        need(b, b->endpoint_connect(b->endpoint, text, (size_t)len,
-                                    WEFT_OPTS(weft_connect_opts, .timeout_ms = CONNECT_MS), &b->conn),
-             "connect");
+        for (int i = 0; i < conns; i++)
+            need(b, b->endpoint_connect(b->endpoint, text, (size_t)len,
+                                        WEFT_OPTS(weft_connect_opts, .timeout_ms = CONNECT_MS), &b->conn[i]),
+                 "connect");
     } else {
         int len = b->endpoint_metadata(b->endpoint, text, sizeof text);
         need(b, len, "metadata");
         if (send(control, text, (size_t)len, MSG_NOSIGNAL) != len)
             bare_die("metadata");
-        need(b, b->endpoint_accept(b->endpoint, CONNECT_MS, &b->conn), "accept");
+        for (int i = 0; i < conns; i++)
+            need(b, b->endpoint_accept(b->endpoint, CONNECT_MS, &b->conn[i]), "accept");
         need(b, b->mem_advertise(b->mem, &b->memory, sizeof b->memory, &shared->remote[b - builds]), "advertise");
     }
     meet(b);
@@ -200,7 +241,7 @@ static weft_op_t post_message(const struct build *b, enum weft_xfer_op op, void 
 {
     weft_op_t handle;
     struct weft_local local = {.addr = at, .len = BYTES, .mem = b->mem};
-    need(b, b->post(b->conn, WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1), &handle), "post");
+    need(b, b->post(b->conn[0], WEFT_OPTS(weft_xfer, .op = op, .local = &local, .nlocal = 1), &handle), "post");
     return handle;
 }
 
@@ -256,7 +297,7 @@ static double block_of_trips(struct build *b)
     return half;
 }
 
-static double block_of_plain_trips(void)
+static double block_of_plain_trips(int fd)
 {
     uint64_t words[WORDS] = {0};
     double start = 0;
@@ -264,10 +305,10 @@ static double block_of_plain_trips(void)
         if (i == tests[test].untimed)
             start = bare_now_s();
         if (initiator)
-            plain_write(words, sizeof words);
-        plain_read(words, sizeof words);
+            plain_write(fd, words, sizeof words);
+        plain_read(fd, words, sizeof words);
         if (!initiator)
-            plain_write(words, sizeof words);
+            plain_write(fd, words, sizeof words);
     }
     return (bare_now_s() - start) / 2 / tests[test].timed;
 }
@@ -278,7 +319,7 @@ static weft_op_t post_write(struct build *b, int slot, uint64_t word)
     uint64_t offset = (uint64_t)((char *)b->memory.to[slot] - (char *)&b->memory);
     struct weft_local local = {.addr = b->memory.from[slot], .len = BYTES, .mem = b->mem};
     b->memory.from[slot][0] = word;
-    need(b, b->post(b->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+    need(b, b->post(b->conn[0], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
                                        .remote = &shared->remote[b - builds], .nremote = 1, .remote_offset = &offset),
                     &handle),
          "post");
@@ -297,62 +338,92 @@ static weft_op_t post_list(struct build *b, uint64_t word)
         remote[i] = shared->remote[b - builds];
         offset[i] = (uint64_t)((char *)&b->memory.list[1][i] - (char *)&b->memory);
     }
-    need(b, b->post(b->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = PIECES,
+    need(b, b->post(b->conn[0], WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = local, .nlocal = PIECES,
                                        .remote = remote, .nremote = PIECES, .remote_offset = offset),
                     &handle),
          "post");
     return handle;
 }
 
-static double block_of_writes(struct build *b, uint64_t block)
+/* The first and the last word of what is written tell which block it is of. */
+static uint64_t *bulk_word(const struct build *b, int slot, bool last)
+{
+    return (uint64_t *)(void *)(b->bulk + (size_t)slot * MIB + (last ? MIB - sizeof(uint64_t) : 0));
+}
+
+static weft_op_t post_bulk(const struct build *b, enum way way, int slot, uint64_t word)
+{
+    weft_op_t handle;
+    uint64_t offset = (uint64_t)slot * MIB;
+    struct weft_local local = {.addr = b->bulk + offset, .len = MIB, .mem = b->bulk_mem};
+    *bulk_word(b, slot, false) = *bulk_word(b, slot, true) = word;
+    need(b, b->post(b->conn[way == ONE_EACH ? slot : 0],
+                    WEFT_OPTS(weft_xfer, .op = WEFT_XFER_WRITE, .local = &local, .nlocal = 1,
+                              .remote = &shared->bulk[b - builds], .nremote = 1, .remote_offset = &offset),
+                    &handle),
+         "post");
+    return handle;
+}
+
+static weft_op_t post_one(struct build *b, enum way way, int slot, uint64_t word)
+{
+    if (is_bulk())
+        return post_bulk(b, way, slot, word);
+    return test == LIST ? post_list(b, word) : post_write(b, slot, word);
+}
+
+static void write_all(struct build *b, enum way way, uint64_t word, int count)
 {
     weft_op_t ops[MOST_DEPTH] = {0};
-    double start = 0;
-    const int all = tests[test].untimed + tests[test].timed;
-    for (int i = 0; i < all + depth; i++) {
+    for (int i = 0; i < count + depth; i++) {
         int slot = i % depth;
-        if (i == tests[test].untimed)
-            start = bare_now_s();
         if (ops[slot])
             finish(b, ops[slot]);
-        ops[slot] = 0;
-        if (i < all)
-            ops[slot] = test == LIST ? post_list(b, block) : post_write(b, slot, block);
+        ops[slot] = i < count ? post_one(b, way, slot, word) : 0;
     }
+}
+
+static double block_of_writes(struct build *b, enum way way, uint64_t word)
+{
+    write_all(b, way, word, tests[test].untimed);
+    double start = bare_now_s();
+    write_all(b, way, word, tests[test].timed);
     return (bare_now_s() - start) / tests[test].timed;
 }
 
 /* The target has what the initiator has written last. */
-static void check_writes(const struct build *b, uint64_t block)
+static void check_writes(const struct build *b, uint64_t word)
 {
     uint64_t wrong = 0;
     for (int i = 0; test == LIST && i < PIECES; i++)
-        wrong += b->memory.list[1][i] != block;
+        wrong += b->memory.list[1][i] != word;
     for (int i = 0; test == WRITE && i < depth; i++)
-        wrong += b->memory.to[i][0] != block;
+        wrong += b->memory.to[i][0] != word;
+    for (int i = 0; is_bulk() && i < depth; i++)
+        wrong += (*bulk_word(b, i, false) != word) + (*bulk_word(b, i, true) != word);
     if (!wrong)
         return;
-    fprintf(stderr, "paired: %s: %" PRIu64 " words of block %" PRIu64 " are wrong\n", b->path, wrong, block);
+    fprintf(stderr, "paired: %s: %" PRIu64 " words of %" PRIu64 " are wrong\n", b->path, wrong, word);
     exit(1);
 }
 
 /* The target of writes: it drives the build whose turn it is. */
-static void serve(uint64_t block, int turn)
+static void serve(uint64_t word, int turn)
 {
     struct build *b = &builds[turn];
     meet(b);
     while (shared->turn == turn)
         for (int i = 0; i < 20; i++)
             need(b, b->endpoint_progress(b->endpoint, 0), "progress");
-    check_writes(b, block);
+    check_writes(b, word);
     meet(b);
 }
 
-static double initiate(uint64_t block, int turn)
+static double initiate(uint64_t word, int turn, enum way way)
 {
     shared->turn = turn;
     meet(&builds[turn]);
-    double each = block_of_writes(&builds[turn], block);
+    double each = block_of_writes(&builds[turn], way, word);
     shared->turn = -1;
     meet(&builds[turn]);
     return each;
@@ -366,45 +437,75 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void report(const char *name, const double *took, int column, int columns, int blocks)
+/* What is measured in turns. build NULL: plain sockets. */
+static struct column {
+    char name[128];
+    struct build *build;
+    enum way way;
+} columns[2 * MOST_BUILDS + 2];
+static int ncolumns;
+
+static void add_column(struct build *b, enum way way, const char *more)
+{
+    struct column *c = &columns[ncolumns++];
+    snprintf(c->name, sizeof c->name, "%s%s", b ? b->path : "plain sockets", more);
+    c->build = b;
+    c->way = way;
+}
+
+static void add_columns(void)
+{
+    char more[32];
+    snprintf(more, sizeof more, ", %d conns", depth);
+    if (test == PINGPONG) {
+        add_column(NULL, DEFAULT, "");
+        add_column(NULL, RENO, " with reno");
+    }
+    for (int k = 0; k < nbuilds; k++) {
+        add_column(&builds[k], ALL_ON_ONE, test == CONNS ? ", 1 conn" : "");
+        if (test == CONNS)
+            add_column(&builds[k], ONE_EACH, more);
+    }
+}
+
+static void report(const double *took, int column, int blocks)
 {
     double *all = calloc((size_t)blocks, 2 * sizeof *all), *ratio = all + blocks;
     if (!all)
         bare_die("memory");
     for (int i = 0; i < blocks; i++) {
-        all[i] = took[i * columns + column];
-        ratio[i] = all[i] / took[i * columns];
+        all[i] = took[i * ncolumns + column];
+        ratio[i] = all[i] / took[i * ncolumns];
     }
     qsort(all, (size_t)blocks, sizeof *all, compare);
     qsort(ratio, (size_t)blocks, sizeof *ratio, compare);
-    printf("%-40s %9.1f ns   x the first: %.3f  (%.3f to %.3f)\n", name, all[blocks / 2] * 1e9, ratio[blocks / 2],
-           ratio[blocks / 4], ratio[blocks * 3 / 4]);
+    printf("%-40s %9.1f ns   x the first: %.3f  (%.3f to %.3f)\n", columns[column].name, all[blocks / 2] * 1e9,
+           ratio[blocks / 2], ratio[blocks / 4], ratio[blocks * 3 / 4]);
     free(all);
+}
+
+/* Seconds of an operation. word: none has been written before that was the same. */
+static double block_of(const struct column *c, uint64_t word)
+{
+    if (!c->build)
+        return block_of_plain_trips(plain[c->way]);
+    if (test == PINGPONG)
+        return block_of_trips(c->build);
+    if (initiator)
+        return initiate(word, (int)(c->build - builds), c->way);
+    serve(word, (int)(c->build - builds));
+    return 0;
 }
 
 static void run(int blocks)
 {
-    const int plains = test == PINGPONG, columns = nbuilds + plains;
-    double *took = calloc((size_t)(blocks * columns), sizeof *took);
+    double *took = calloc((size_t)(blocks * ncolumns), sizeof *took);
     if (!took)
         bare_die("memory");
-    for (int i = 0; i < blocks; i++) {
-        double *row = &took[i * columns];
-        if (plains)
-            row[0] = block_of_plain_trips();
-        for (int k = 0; k < nbuilds; k++) {
-            if (test == PINGPONG)
-                row[plains + k] = block_of_trips(&builds[k]);
-            else if (initiator)
-                row[k] = initiate((uint64_t)i + 1, k);
-            else
-                serve((uint64_t)i + 1, k);
-        }
-    }
-    if (initiator && plains)
-        report("plain sockets", took, 0, columns, blocks);
-    for (int k = 0; initiator && k < nbuilds; k++)
-        report(builds[k].path, took, plains + k, columns, blocks);
+    for (int i = 0; i < blocks * ncolumns; i++)
+        took[i] = block_of(&columns[i % ncolumns], (uint64_t)i + 1);
+    for (int c = 0; initiator && c < ncolumns; c++)
+        report(took, c, blocks);
     free(took);
 }
 
@@ -428,7 +529,7 @@ int main(int argc, char **argv)
 {
     int blocks = 0, status = 0;
     if (!arguments(argc, argv, &blocks)) {
-        fprintf(stderr, "Usage: paired pingpong|write|list TRANSPORT DEPTH BLOCKS LIBWEFT.SO...\n");
+        fprintf(stderr, "Usage: paired pingpong|write|list|bulk|conns TRANSPORT DEPTH BLOCKS LIBWEFT.SO...\n");
         return 2;
     }
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -439,6 +540,7 @@ int main(int argc, char **argv)
         load(&builds[k]);
         connect_build(&builds[k], argv[2]);
     }
+    add_columns();
     run(blocks);
     fflush(stdout);
     if (initiator && (wait(&status) < 0 || status))

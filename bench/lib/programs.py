@@ -151,6 +151,36 @@ class Bare:
         return json.loads(proc.output(command))["p50_us"]
 
 
+class Paired:
+    """bench/paired: what is compared, in turns by blocks of milliseconds, in one pair of processes."""
+
+    def __init__(self, notes, program, library):
+        self.notes, self.program, self.library = notes, program, library
+        self.kept = {}  # what a run gave, until all of it is asked for: (test, options): {column: nanoseconds}
+
+    def run(self, test, options):
+        command = [self.program, test, *options, self.library]
+        self.notes.add(command)
+        lines = re.findall(r"^.*?([\d.]+) ns   x the first", proc.output(command), re.MULTILINE)
+        return dict(enumerate(float(ns) for ns in lines))
+
+    def nanoseconds(self, column, test, *options):
+        """A run gives all columns: who asks for the others next has them from the same one."""
+        left = self.kept.setdefault((test, options), {})
+        if column not in left:
+            left.clear()
+            left.update(self.run(test, options))
+        if column not in left:
+            raise proc.Failed(f"paired {test} has no column {column}")
+        return left.pop(column)
+
+    def latency(self, column, test, *options):
+        return Sample(self.nanoseconds(column, test, *options) / 1000, None)
+
+    def bandwidth(self, column, size, test, *options):
+        return Sample(size / self.nanoseconds(column, test, *options), None)
+
+
 class Copy:
     """bench/bare_copy: memcpy from one ring of slots to another."""
 
