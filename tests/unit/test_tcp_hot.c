@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Sockets of tcp that are polled all the time: epoll does not know them, so what poll does not look at is heard of by no one
- * (transports/tcp/tcp.c).
+ * (transports/tcp/tcp_poll.c).
  */
 #include "contract/pair.h"
 

@@ -48,6 +48,8 @@
 #define TCP_BULK_MIN 16384
 /* What one link may send, and one socket receive, in a poll before the next one has its turn. */
 #define TCP_TURN (256 * 1024)
+/* Polls after which a fresh nic, and one that has work, asks epoll beside its hot sockets. */
+#define TCP_QUIET_LEAST 1
 #define TCP_MIXED_POLLS 64 /* short operations are said to come and go for so many after the last one */
 #define TCP_SPLICES 32 /* payloads of one socket that wait to be sent */
 #define TCP_IOV 96     /* pieces given to one sendmsg */
@@ -321,11 +323,13 @@ static inline bool tcp_mixed(const struct tcp_nic *nic)
     return nic->polls - nic->short_poll < TCP_MIXED_POLLS;
 }
 
-/* --- tcp.c: table, probe, open, close, poll ---------------------------------------------------- */
+/* --- tcp.c: table, probe, open, close, buffers, ops ------------------------------------------------ */
 
 struct tcp_buf *tcp_buf_get(struct tcp_nic *nic);
 /* Gives back a buffer; the bytes that a comp of this poll points to stay until the next. */
 void tcp_buf_put(struct tcp_nic *nic, struct tcp_buf *buf);
+/* What the comps of the last poll pointed to may be used again. */
+void tcp_bufs_take_back(struct tcp_nic *nic);
 /* All zero, but for its place in the link's list. */
 struct tcp_op *tcp_op_new(struct tcp_link *link);
 /* The same, but nothing else in it is filled in. */
@@ -335,6 +339,13 @@ void tcp_op_free(struct tcp_op *op);
 void tcp_op_forget(struct tcp_op *op);
 /* A started op has ended. */
 void tcp_op_done(struct tcp_op *op, int status);
+
+/* --- tcp_poll.c ----------------------------------------------------------------------------------- */
+
+weft_poll_fn tcp_poll;
+weft_wait_fd_fn tcp_wait_fd;
+/* Epoll is to tell of it again. WEFT_EAGAIN or another code: it cannot. */
+int tcp_rewatch(struct tcp_sock *sock);
 
 /* --- tcp_addr.c -------------------------------------------------------------------------------- */
 
@@ -367,8 +378,6 @@ int tcp_watch(struct tcp_nic *nic, int op, int fd, uint32_t events, void *source
 void tcp_tell_full(struct tcp_nic *nic, const char *so) WEFT_COLD;
 /* The link is lost: comps that have not been earned are dropped, LINK_DOWN follows. */
 void tcp_link_fail(struct tcp_link *link, int status) WEFT_COLD;
-/* Epoll is to tell of it again. WEFT_EAGAIN or another code: it cannot. */
-int tcp_rewatch(struct tcp_sock *sock);
 /* The code for an error of send, recv or connect. */
 int tcp_status(int err);
 /* Fail links whose peer's kernel has been silent for too long. */
