@@ -168,7 +168,7 @@ def local_rows(t):
 CONNS_TURNS = 5  # samples of the same vary by a third
 CONNS_ROW = f"tcp write 1 MiB, {CONNS_DEPTH} under way"
 CONNS_BLOCKS = f"{CONNS_ROW}, {BLOCKS}"
-SPREAD = ("conns", "tcp", str(CONNS_DEPTH), "6")
+SPREAD = ("conns", "tcp", str(CONNS_DEPTH), "20")  # the first blocks are those in which windows grow
 BY_CONNS = ("Weft, 1 conn", f"Weft, {CONNS} conns")
 TURNS = (1, 8, 64)
 TURNS_ALONE = f"tcp {SMALL} B writes by conns in turn, one at a time"
@@ -191,8 +191,7 @@ def conns_rows(t):
         BY_CONNS[1]: lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns", str(CONNS))},
               turns=CONNS_TURNS)
     yield Row(CONNS_BLOCKS, "GB/s", {
-        who: lambda c=c: t.paired.bandwidth(c, MIB, *SPREAD) for c, who in enumerate(BY_CONNS)},
-              turns=CONNS_TURNS)
+        who: lambda c=c: t.paired.bandwidth(c, MIB, *SPREAD) for c, who in enumerate(BY_CONNS)}, turns=2)
     yield Row(TURNS_ALONE, "us", {by_turns(n): lambda n=n: t.tcp.latency(
         "write", SMALL, "--depth", "1", "--conns", str(n)) for n in TURNS})
     yield Row(TURNS_RATE, "M/s", {by_turns(n): lambda n=n: t.tcp.rate(
