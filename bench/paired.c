@@ -54,8 +54,10 @@ static const struct {
 } tests[] = {[PINGPONG] = {"pingpong", 300, 100},
              [WRITE] = {"write", 20000, 1000},
              [LIST] = {"list", 1000, 100},
-             [BULK] = {"bulk", 512, 128},
-             [CONNS] = {"conns", 1024, 256}};
+             [BULK] = {"bulk", 0, 0}, /* a number of each that is under way */
+             [CONNS] = {"conns", 0, 0}};
+#define BULK_TIMED 4
+#define BULK_UNTIMED 1
 
 #define FUNCTIONS(XX)                                                                             \
     XX(last_error) XX(endpoint_open) XX(endpoint_metadata) XX(endpoint_connect) XX(endpoint_accept) \
@@ -385,10 +387,12 @@ static void write_all(struct build *b, enum way way, uint64_t word, int count)
 
 static double block_of_writes(struct build *b, enum way way, uint64_t word)
 {
-    write_all(b, way, word, tests[test].untimed);
+    const int untimed = is_bulk() ? depth * BULK_UNTIMED : tests[test].untimed;
+    const int timed = is_bulk() ? depth * BULK_TIMED : tests[test].timed;
+    write_all(b, way, word, untimed);
     double start = bare_now_s();
-    write_all(b, way, word, tests[test].timed);
-    return (bare_now_s() - start) / tests[test].timed;
+    write_all(b, way, word, timed);
+    return (bare_now_s() - start) / timed;
 }
 
 /* The target has what the initiator has written last. */

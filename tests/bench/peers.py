@@ -20,6 +20,47 @@ class Iperf3(unittest.TestCase):
                 programs.received_by_iperf3(text)
 
 
+class Paired(unittest.TestCase):
+    TEXT = ("plain sockets      6500.0 ns   x the first: 1.000  (1.000 to 1.000)\n"
+            "/x/y 2.so          7500.0 ns   x the first: 1.093  (1.072 to 1.117)\n")
+
+    def setUp(self):
+        self.runs, self.output = 0, proc.output
+        proc.output = self.run_it
+        self.paired = programs.Paired(programs.Notes(), "paired", "/x/y 2.so")
+
+    def tearDown(self):
+        proc.output = self.output
+
+    def run_it(self, command):
+        self.assertEqual(command, ["paired", "pingpong", "tcp", "1", "300", "/x/y 2.so"])
+        self.runs += 1
+        return self.TEXT
+
+    def latency(self, column):
+        return self.paired.latency(column, "pingpong", "tcp", "1", "300").value
+
+    def test_columns_of_a_turn_are_of_one_run(self):
+        self.assertEqual([self.latency(0), self.latency(1)], [6.5, 7.5])
+        self.assertEqual(self.runs, 1)
+        self.latency(0)
+        self.assertEqual(self.runs, 2)
+
+    def test_a_column_that_is_asked_for_again_is_measured_again(self):
+        self.latency(1)
+        self.latency(1)
+        self.assertEqual(self.runs, 2)
+        self.latency(0)
+        self.assertEqual(self.runs, 2)
+
+    def test_a_column_that_it_has_not(self):
+        with self.assertRaisesRegex(proc.Failed, "no column 2"):
+            self.latency(2)
+
+    def test_bytes_by_nanoseconds(self):
+        self.assertEqual(self.paired.bandwidth(1, 75000, "pingpong", "tcp", "1", "300").value, 10)
+
+
 class Installed(unittest.TestCase):
     def test_the_package_is_named(self):
         programs.PACKAGES["no-such-program"] = "its-package"
