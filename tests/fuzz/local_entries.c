@@ -97,7 +97,7 @@ static void hear(struct run *run)
     struct local_entry head;
     const uint8_t *body;
     while (local_ring_peek(&run->end.rx, &head, &body) > 0) {
-        if (head.type == LOCAL_CMD)
+        if (head.type == LOCAL_CMD || head.type == LOCAL_WRITE || head.type == LOCAL_SEND)
             run->heard[run->nheard++ % 64] = head.slot;
         local_ring_advance(&run->end.rx, &head);
     }
@@ -150,6 +150,17 @@ static size_t put_ranges(struct fuzz_in *in, const struct local_cmd *cmd, uint8_
     return n * sizeof(struct local_range);
 }
 
+/* A short WRITE or a SEND, in the entry of its kind. */
+static void say_short(struct run *run, uint8_t op, const struct local_cmd *cmd)
+{
+    uint8_t body[RING / 2 - 64] = {0};
+    struct local_write write = {cmd->addr, cmd->key};
+    size_t head = op == WEFT_OP_WRITE ? sizeof write : 0;
+    size_t len = head + (cmd->len < sizeof body - head ? cmd->len : 8);
+    memcpy(body, &write, head);
+    put(run, (struct local_entry){.type = head ? LOCAL_WRITE : LOCAL_SEND, .op = op, .slot = pick_slot(run, false)}, body, len);
+}
+
 static void say_cmd(struct run *run)
 {
     static const uint32_t lens[] = {0, 1, 8, 100, 3000, 8000, LOCAL_SHARE_MIN, 20000};
@@ -161,6 +172,10 @@ static void say_cmd(struct run *run)
     cmd.len = fuzz_near(in, bounded(run, lens[fuzz_pick(in, 8)]));
     cmd.addr = rig_pick_addr(&rig, in, cmd.key);
     cmd.niov = (uint16_t)(cmd.how == LOCAL_DIRECT ? fuzz_near(in, 1 + fuzz_pick(in, 3)) : 1);
+    if (cmd.how == LOCAL_IN_ENTRY && (op == WEFT_OP_WRITE || op == WEFT_OP_SEND)) {
+        say_short(run, op, &cmd);
+        return;
+    }
     size_t len = sizeof cmd, ranges = 0;
     if (cmd.how == LOCAL_DIRECT)
         ranges = put_ranges(in, &cmd, body + sizeof cmd);

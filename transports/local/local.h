@@ -20,7 +20,7 @@
 #include "local_ring.h"
 
 /* Changes with every change of the structs under "what passes between two processes". */
-#define LOCAL_VERSION 4
+#define LOCAL_VERSION 5
 /* Cmds of a link between post and completion. A slot number is 16 bits on the ring. */
 #define LOCAL_DEPTH 256
 #define LOCAL_NO_SLOT UINT16_MAX
@@ -312,6 +312,8 @@ enum local_entry_type {
     LOCAL_ANSWER,       /* to the initiator: struct local_answer */
     LOCAL_OFFER,        /* to the initiator: struct local_offer; it may take units of this cmd */
     LOCAL_HELPED,       /* to the target: it will take no more of them; wakes it */
+    LOCAL_WRITE,        /* to the target: struct local_write, then the payload of a short WRITE */
+    LOCAL_SEND,         /* to the target: the payload of a SEND */
     LOCAL_ENTRY_TYPES
 };
 
@@ -329,6 +331,12 @@ struct local_cmd {
     uint32_t imm;
     uint16_t how;
     uint16_t niov; /* DIRECT: number of struct local_range that follow */
+};
+
+/* Most cmds are short WRITEs and SENDs: they have entries of their own that tell no more than they have to, since each line of the
+ * ring goes from one core to the other. */
+struct local_write {
+    uint64_t addr, key;
 };
 
 struct local_range {
@@ -465,6 +473,10 @@ void local_post_comps(struct local_link *link, struct local_sink *sink);
 #define LOCAL_LATER 1
 int local_serve_cmd(struct local_link *link, const struct local_entry *head, const uint8_t *body,
                     uint64_t len, struct local_sink *sink);
+int local_serve_write(struct local_link *link, const struct local_entry *head, const uint8_t *body,
+                      uint64_t len);
+int local_serve_send(struct local_link *link, const struct local_entry *head, const uint8_t *body,
+                     uint64_t len, struct local_sink *sink);
 int local_serve_piece(struct local_link *link, const struct local_entry *head, const uint8_t *body,
                       uint64_t len, struct local_sink *sink);
 /* Go on with jobs, and tell the peer what has ended. */

@@ -41,6 +41,10 @@ static int dispatch(struct local_link *link, const struct local_entry *head, con
     switch (head->type) {
     case LOCAL_CMD:
         return local_serve_cmd(link, head, body, len, sink);
+    case LOCAL_WRITE:
+        return local_serve_write(link, head, body, len);
+    case LOCAL_SEND:
+        return local_serve_send(link, head, body, len, sink);
     case LOCAL_TO_TARGET:
         return local_serve_piece(link, head, body, len, sink);
     case LOCAL_TO_INITIATOR:

@@ -72,7 +72,7 @@ static enum local_how choose_how(const struct local_link *link, const struct wef
     return link->direct_out ? LOCAL_DIRECT : LOCAL_IN_PIECES;
 }
 
-/* What follows struct local_cmd in the entry. */
+/* What ends the entry. */
 static uint64_t rest_len(const struct weft_cmd *cmd, enum local_how how)
 {
     if (how == LOCAL_IN_ENTRY)
@@ -109,6 +109,32 @@ static void post_fence(struct local_link *link, const struct weft_cmd *cmd)
     link->fence = number;
 }
 
+/* The entry of a cmd up to what ends it, which is for the caller to write. NULL: there is no room. */
+static uint8_t *begin_entry(struct local_link *link, const struct weft_cmd *cmd, enum local_how how, uint16_t slot)
+{
+    uint64_t rest = rest_len(cmd, how);
+    if (cmd->op == WEFT_OP_SEND)
+        return local_ring_reserve(&link->tx, rest, LOCAL_SEND, cmd->op, slot);
+    if (cmd->op == WEFT_OP_WRITE && how == LOCAL_IN_ENTRY) {
+        struct local_write *write = local_ring_reserve(&link->tx, sizeof *write + rest, LOCAL_WRITE, cmd->op, slot);
+        if (!write)
+            return NULL;
+        write->addr = cmd->remote_addr;
+        write->key = cmd->remote_key;
+        return (uint8_t *)(write + 1);
+    }
+    struct local_cmd *out = local_ring_reserve(&link->tx, sizeof *out + rest, LOCAL_CMD, cmd->op, slot);
+    if (!out)
+        return NULL;
+    out->addr = cmd->remote_addr;
+    out->key = cmd->remote_key;
+    out->len = cmd->len;
+    out->imm = cmd->imm;
+    out->how = (uint16_t)how;
+    out->niov = cmd->niov ? cmd->niov : 1;
+    return (uint8_t *)(out + 1);
+}
+
 static int post_one(struct local_link *link, const struct weft_cmd *cmd)
 {
     int rc = weft_cmd_check(&link->base.nic->attr, cmd);
@@ -122,19 +148,12 @@ static int post_one(struct local_link *link, const struct weft_cmd *cmd)
     }
     enum local_how how = choose_how(link, cmd);
     uint16_t number = next_slot(link);
-    struct local_cmd *out = local_ring_reserve(&link->tx, sizeof *out + rest_len(cmd, how), LOCAL_CMD, cmd->op,
-                                               number);
-    if (!out) {
+    uint8_t *rest = begin_entry(link, cmd, how, number);
+    if (!rest) {
         link->starved = true;
         return WEFT_EAGAIN;
     }
-    out->addr = cmd->remote_addr;
-    out->key = cmd->remote_key;
-    out->len = cmd->len;
-    out->imm = cmd->imm;
-    out->how = (uint16_t)how;
-    out->niov = cmd->niov ? cmd->niov : 1;
-    write_rest((uint8_t *)(out + 1), cmd, how);
+    write_rest(rest, cmd, how);
     struct local_slot *slot = take_slot(link, cmd, how);
     if (how == LOCAL_IN_PIECES && cmd->op != WEFT_OP_READ) {
         slot->state = LOCAL_SLOT_SENDING;

@@ -61,34 +61,62 @@ static void fail_pieces(struct local_link *link, uint16_t slot, int status)
 
 /* --- cmds executed at once ------------------------------------------------------------------ */
 
-static int serve_send(struct local_link *link, uint16_t slot, const uint8_t *payload, uint64_t len,
-                      struct local_sink *sink)
+/* Of an entry with a new cmd. */
+static bool is_sound(const struct local_link *link, const struct local_entry *head)
+{
+    return head->slot < LOCAL_DEPTH && link->serving[head->slot] == LOCAL_SERVE_FREE;
+}
+
+int local_serve_send(struct local_link *link, const struct local_entry *head, const uint8_t *payload,
+                     uint64_t len, struct local_sink *sink)
 {
     struct local_nic *nic = nic_of(link);
-    if (len > LOCAL_MAX_SEND)
+    if (!is_sound(link, head) || head->op != WEFT_OP_SEND || len > LOCAL_MAX_SEND)
         return WEFT_EPROTO;
     if (len > LOCAL_ARENA - nic->arena_used)
         return LOCAL_LATER;
     uint8_t *data = nic->arena + nic->arena_used;
     local_ring_read(data, payload, len);
     nic->arena_used += ((uint32_t)len + 15) & ~15u; /* as malloc would align it */
+    link->jobs[head->slot].last = true; /* no pieces follow */
     put_comp(link, sink, (struct weft_comp){.op = WEFT_OP_RECV, .len = len, .data = data});
-    end_ack(link, slot);
+    end_ack(link, head->slot);
     return 0;
 }
 
-static void serve_write(struct local_link *link, uint16_t slot, uint8_t op,
-                        const struct local_cmd *cmd, const uint8_t *payload,
-                        struct local_sink *sink)
+/* Payload that is here, to its place. 0, or why not. */
+static int place(const struct local_link *link, const struct local_write *write, const uint8_t *payload, uint64_t len)
 {
-    int status = local_mem_check(nic_of(link), cmd->key, cmd->addr, cmd->len, WEFT_ACCESS_WRITE);
-    if (status) {
+    int status = local_mem_check(nic_of(link), write->key, write->addr, len, WEFT_ACCESS_WRITE);
+    if (!status && len)
+        memcpy((void *)(uintptr_t)write->addr, payload, len);
+    return status;
+}
+
+int local_serve_write(struct local_link *link, const struct local_entry *head, const uint8_t *body,
+                      uint64_t len)
+{
+    struct local_write write;
+    if (!is_sound(link, head) || head->op != WEFT_OP_WRITE || len < sizeof write)
+        return WEFT_EPROTO;
+    local_ring_read(&write, body, sizeof write);
+    link->jobs[head->slot].last = true; /* no pieces follow */
+    int status = place(link, &write, body + sizeof write, len - sizeof write);
+    if (status)
+        end_answer(link, head->slot, status, 0);
+    else
+        end_ack(link, head->slot);
+    return 0;
+}
+
+static void serve_write_imm(struct local_link *link, uint16_t slot, const struct local_cmd *cmd, const uint8_t *payload,
+                            struct local_sink *sink)
+{
+    int status = place(link, &(struct local_write){cmd->addr, cmd->key}, payload, cmd->len);
+    if (status)
         end_answer(link, slot, status, 0);
-        return;
-    }
-    if (cmd->len)
-        memcpy((void *)(uintptr_t)cmd->addr, payload, cmd->len);
-    end_write(link, slot, op, cmd->imm, sink);
+    else
+        end_write(link, slot, WEFT_OP_WRITE_IMM, cmd->imm, sink);
 }
 
 static void serve_add(struct local_link *link, uint16_t slot, const struct local_cmd *cmd,
@@ -113,11 +141,8 @@ static int serve_in_entry(struct local_link *link, const struct local_entry *hea
         return WEFT_EPROTO;
     link->jobs[head->slot].last = true; /* no pieces follow */
     switch (head->op) {
-    case WEFT_OP_SEND:
-        return serve_send(link, head->slot, payload, len, sink);
-    case WEFT_OP_WRITE:
     case WEFT_OP_WRITE_IMM:
-        serve_write(link, head->slot, head->op, cmd, payload, sink);
+        serve_write_imm(link, head->slot, cmd, payload, sink);
         return 0;
     case WEFT_OP_ADD64:
         if (len != sizeof(uint64_t))
@@ -210,8 +235,7 @@ int local_serve_cmd(struct local_link *link, const struct local_entry *head, con
                     uint64_t len, struct local_sink *sink)
 {
     struct local_cmd cmd;
-    if (head->slot >= LOCAL_DEPTH || link->serving[head->slot] != LOCAL_SERVE_FREE ||
-        len < sizeof cmd)
+    if (!is_sound(link, head) || len < sizeof cmd)
         return WEFT_EPROTO;
     local_ring_read(&cmd, body, sizeof cmd);
     body += sizeof cmd;
