@@ -8,18 +8,20 @@
  * the congestion control that Weft has within a host. write: 64-byte writes, DEPTH under way.
  * list: writes of 128 pieces of 8 bytes, DEPTH under way. bulk: writes of 1 MiB, DEPTH under way, each from and to memory of its
  * own; conns: the same twice, all over one conn and each of the DEPTH over a conn of its own. Both processes open every build with an endpoint of its own, and take
- * a block of some milliseconds with each, BLOCKS times: the states of a machine that last longer than that meet all of them alike.
+ * a block of some milliseconds with each (bulk and conns: of some tenths of a second), BLOCKS times: the states of a machine that last longer than that meet all of them alike.
  * Runs one after the other differ by a tenth on a shared machine where this tells half a percent. What arrives is checked.
  *
  * Prints a line for each build: the median of a block, and the quartiles and the median of what it is to the block of the
- * first one beside it. Each build is a file of its own name: the loader opens one that it knows only once.
+ * first one beside it. Each build is a file of its own: the loader opens one that it knows only once.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -36,6 +38,7 @@
 
 #define MOST_BUILDS 8
 #define MOST_DEPTH 256
+#define MOST_BLOCKS 100000
 #define PIECES 128
 #define BYTES 64
 #define WORDS (BYTES / sizeof(uint64_t))
@@ -65,6 +68,7 @@ static const struct {
 
 struct build {
     const char *path;
+    void *library;
 #define MEMBER(name) __typeof__(&weft_##name) name;
     FUNCTIONS(MEMBER)
 #undef MEMBER
@@ -98,6 +102,12 @@ static _Noreturn void die(const struct build *b, const char *what)
     exit(1);
 }
 
+static _Noreturn void lost(void)
+{
+    fputs("paired: the other process has ended\n", stderr);
+    exit(1);
+}
+
 static void need(const struct build *b, int64_t rc, const char *what)
 {
     if (rc < 0)
@@ -112,13 +122,13 @@ static void plain_read(int fd, void *to, size_t len)
     while ((n = recv(fd, to, len, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
         ;
     if (n != (ssize_t)len)
-        bare_die("plain sockets");
+        lost();
 }
 
 static void plain_write(int fd, const void *from, size_t len)
 {
     if (send(fd, from, len, MSG_NOSIGNAL) != (ssize_t)len)
-        bare_die("plain sockets");
+        lost();
 }
 
 /* Both are here; meanwhile this end's part of the build is driven. */
@@ -126,17 +136,26 @@ static void meet(const struct build *b)
 {
     char word = 0;
     if (send(control, &word, 1, MSG_NOSIGNAL) != 1)
-        bare_die("the other process");
+        lost();
     ssize_t n;
     while ((n = recv(control, &word, 1, MSG_DONTWAIT)) < 0 && errno == EAGAIN)
         need(b, b->endpoint_progress(b->endpoint, 0), "progress");
     if (n != 1)
-        bare_die("the other process");
+        lost();
+}
+
+/* Unless the other process is gone before it has connected. */
+static int accept_plain(int listener)
+{
+    struct pollfd seen[] = {{.fd = listener, .events = POLLIN}, {.fd = control, .events = POLLIN}};
+    if (poll(seen, 2, CONNECT_MS) < 0 || !(seen[0].revents & POLLIN))
+        lost();
+    return accept(listener, NULL, NULL);
 }
 
 static int plain_socket(int listener, const struct sockaddr_in *at, enum way way)
 {
-    int one = 1, fd = initiator ? accept(listener, NULL, NULL) : socket(AF_INET, SOCK_STREAM, 0);
+    int one = 1, fd = initiator ? accept_plain(listener) : socket(AF_INET, SOCK_STREAM, 0);
     if (fd < 0 || (!initiator && connect(fd, (const struct sockaddr *)at, sizeof *at)))
         bare_die("connect");
     if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) ||
@@ -169,11 +188,17 @@ static void split(void)
 
 static void load(struct build *b)
 {
-    void *library = dlopen(b->path, RTLD_NOW | RTLD_LOCAL);
-    if (!library)
+    char path[PATH_MAX]; /* without a slash dlopen would look elsewhere */
+    b->library = dlopen(realpath(b->path, path) ? path : b->path, RTLD_NOW | RTLD_LOCAL);
+    if (!b->library)
         die(b, "dlopen");
+    for (const struct build *other = builds; other < b; other++)
+        if (other->library == b->library) {
+            fprintf(stderr, "paired: %s is the same library as %s: make a copy\n", b->path, other->path);
+            exit(1);
+        }
 #define FIND(name)                                                                                \
-    *(void **)&b->name = dlsym(library, "weft_" #name);                                           \
+    *(void **)&b->name = dlsym(b->library, "weft_" #name);                                           \
     if (!b->name)                                                                                 \
         die(b, "weft_" #name);
     FUNCTIONS(FIND)
@@ -212,7 +237,7 @@ static void connect_build(struct build *b, const char *transport)
     if (initiator) {
         ssize_t len = recv(control, text, sizeof text, 0);
         if (len <= 0)
-            bare_die("metadata");
+            lost();
         for (int i = 0; i < conns; i++)
             need(b, b->endpoint_connect(b->endpoint, text, (size_t)len,
                                         WEFT_OPTS(weft_connect_opts, .timeout_ms = CONNECT_MS), &b->conn[i]),
@@ -221,7 +246,7 @@ static void connect_build(struct build *b, const char *transport)
         int len = b->endpoint_metadata(b->endpoint, text, sizeof text);
         need(b, len, "metadata");
         if (send(control, text, (size_t)len, MSG_NOSIGNAL) != len)
-            bare_die("metadata");
+            lost();
         for (int i = 0; i < conns; i++)
             need(b, b->endpoint_accept(b->endpoint, CONNECT_MS, &b->conn[i]), "accept");
         need(b, b->mem_advertise(b->mem, &b->memory, sizeof b->memory, &shared->remote[b - builds]), "advertise");
@@ -443,7 +468,8 @@ static int compare(const void *a, const void *b)
 
 /* What is measured in turns. build NULL: plain sockets. */
 static struct column {
-    char name[128];
+    const char *what;
+    char more[32];
     struct build *build;
     enum way way;
 } columns[2 * MOST_BUILDS + 2];
@@ -452,7 +478,8 @@ static int ncolumns;
 static void add_column(struct build *b, enum way way, const char *more)
 {
     struct column *c = &columns[ncolumns++];
-    snprintf(c->name, sizeof c->name, "%s%s", b ? b->path : "plain sockets", more);
+    c->what = b ? b->path : "plain sockets";
+    snprintf(c->more, sizeof c->more, "%s", more);
     c->build = b;
     c->way = way;
 }
@@ -483,8 +510,10 @@ static void report(const double *took, int column, int blocks)
     }
     qsort(all, (size_t)blocks, sizeof *all, compare);
     qsort(ratio, (size_t)blocks, sizeof *ratio, compare);
-    printf("%-40s %9.1f ns   x the first: %.3f  (%.3f to %.3f)\n", columns[column].name, all[blocks / 2] * 1e9,
-           ratio[blocks / 2], ratio[blocks / 4], ratio[blocks * 3 / 4]);
+    const struct column *c = &columns[column];
+    int left = 40 - (int)strlen(c->what);
+    printf("%s%-*s %9.1f ns   x the first: %.3f  (%.3f to %.3f)\n", c->what, left > 0 ? left : 0, c->more,
+           all[blocks / 2] * 1e9, ratio[blocks / 2], ratio[blocks / 4], ratio[blocks * 3 / 4]);
     free(all);
 }
 
@@ -521,19 +550,22 @@ static bool arguments(int argc, char **argv, int *blocks)
     while (i < sizeof tests / sizeof *tests && strcmp(argv[1], tests[i].name) != 0)
         i++;
     test = (enum test)i;
-    depth = (int)bare_number(argv[3]);
-    *blocks = (int)bare_number(argv[4]);
+    uint64_t operations = bare_number(argv[3]), times = bare_number(argv[4]);
+    depth = operations <= MOST_DEPTH ? (int)operations : 0;
+    *blocks = times <= MOST_BLOCKS ? (int)times : 0;
     nbuilds = argc - 5;
     for (int k = 0; k < nbuilds; k++)
         builds[k].path = argv[5 + k];
-    return i < sizeof tests / sizeof *tests && depth > 0 && depth <= MOST_DEPTH && *blocks > 0 && *blocks <= 100000;
+    return i < sizeof tests / sizeof *tests && depth > 0 && *blocks > 0;
 }
 
 int main(int argc, char **argv)
 {
     int blocks = 0, status = 0;
     if (!arguments(argc, argv, &blocks)) {
-        fprintf(stderr, "Usage: paired pingpong|write|list|bulk|conns TRANSPORT DEPTH BLOCKS LIBWEFT.SO...\n");
+        fprintf(stderr, "Usage: paired pingpong|write|list|bulk|conns TRANSPORT DEPTH BLOCKS LIBWEFT.SO...\n"
+                        "DEPTH: 1 to %d (pingpong has 1), BLOCKS: 1 to %d, up to %d files. Ends after %d s.\n",
+                MOST_DEPTH, MOST_BLOCKS, MOST_BUILDS, LONGEST_S);
         return 2;
     }
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

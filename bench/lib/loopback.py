@@ -135,9 +135,8 @@ def small_rows(t):
         WEFT: lambda: t.tcp.latency("send", SMALL, "--depth", "1"),
         PLAIN: lambda: t.bare.latency(SMALL),
         UCX_TAG: lambda: t.ucx.latency(SMALL)}, turns=LATENCY_TURNS)
-    yield Row(LATENCY_BLOCKS, "us", {
-        who: lambda c=c: t.paired.latency(c, *PINGPONG)
-        for c, who in enumerate((PLAIN, PLAIN_RENO, WEFT))}, turns=SMALL_TURNS)
+    yield Row(LATENCY_BLOCKS, "us", dict.fromkeys((PLAIN, PLAIN_RENO, WEFT)), turns=SMALL_TURNS,
+              together=lambda: t.paired.latencies(*PINGPONG))
     yield Row(IOVS, "us", {
         "Weft tcp": lambda: t.tcp.latency("write", 8, "--iovs", "128", "--depth", "1"),
         "Weft local": lambda: t.local.latency("write", 8, "--iovs", "128", "--depth", "1")},
@@ -190,8 +189,8 @@ def conns_rows(t):
         BY_CONNS[0]: lambda: t.tcp.bandwidth("write", MIB, *depth),
         BY_CONNS[1]: lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns", str(CONNS))},
               turns=CONNS_TURNS)
-    yield Row(CONNS_BLOCKS, "GB/s", {
-        who: lambda c=c: t.paired.bandwidth(c, MIB, *SPREAD) for c, who in enumerate(BY_CONNS)}, turns=2)
+    yield Row(CONNS_BLOCKS, "GB/s", dict.fromkeys(BY_CONNS), turns=2,
+              together=lambda: t.paired.bandwidths(MIB, *SPREAD))
     yield Row(TURNS_ALONE, "us", {by_turns(n): lambda n=n: t.tcp.latency(
         "write", SMALL, "--depth", "1", "--conns", str(n)) for n in TURNS})
     yield Row(TURNS_RATE, "M/s", {by_turns(n): lambda n=n: t.tcp.rate(

@@ -4,6 +4,7 @@ import collections
 import filecmp
 import json
 import os
+import platform
 import random
 import re
 import shutil
@@ -152,33 +153,31 @@ class Bare:
 
 
 class Paired:
-    """bench/paired: what is compared, in turns by blocks of milliseconds, in one pair of processes."""
+    """bench/paired: what is compared, in turns by blocks, in one pair of processes. Each run gives a sample of each."""
 
-    def __init__(self, notes, program, library):
-        self.notes, self.program, self.library = notes, program, library
-        self.kept = {}  # what a run gave, until all of it is asked for: (test, options): {column: nanoseconds}
+    def __init__(self, notes, program, perf):
+        self.notes, self.program, self.perf = notes, program, perf
 
-    def run(self, test, options):
-        command = [self.program, test, *options, self.library]
+    def library(self):
+        """That of weft_perf: of its build, or installed with it."""
+        top = os.path.dirname(os.path.dirname(os.path.abspath(self.perf)))
+        for place in ("", "lib", "lib64", f"lib/{platform.machine()}-linux-gnu"):
+            path = os.path.join(top, place, "libweft.so")
+            if os.path.exists(path):
+                return path
+        raise proc.Failed(f"no libweft.so beside {self.perf}")
+
+    def nanoseconds(self, test, *options):
+        command = [self.program, test, *options, self.library()]
         self.notes.add(command)
-        lines = re.findall(r"^.*?([\d.]+) ns   x the first", proc.output(command), re.MULTILINE)
-        return dict(enumerate(float(ns) for ns in lines))
+        found = re.findall(r"^.*?([\d.]+) ns   x the first", proc.output(command), re.MULTILINE)
+        return [float(ns) for ns in found]
 
-    def nanoseconds(self, column, test, *options):
-        """A run gives all columns: who asks for the others next has them from the same one."""
-        left = self.kept.setdefault((test, options), {})
-        if column not in left:
-            left.clear()
-            left.update(self.run(test, options))
-        if column not in left:
-            raise proc.Failed(f"paired {test} has no column {column}")
-        return left.pop(column)
+    def latencies(self, test, *options):
+        return [Sample(ns / 1000, None) for ns in self.nanoseconds(test, *options)]
 
-    def latency(self, column, test, *options):
-        return Sample(self.nanoseconds(column, test, *options) / 1000, None)
-
-    def bandwidth(self, column, size, test, *options):
-        return Sample(size / self.nanoseconds(column, test, *options), None)
+    def bandwidths(self, size, test, *options):
+        return [Sample(size / ns, None) for ns in self.nanoseconds(test, *options)]
 
 
 class Copy:

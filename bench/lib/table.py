@@ -25,11 +25,17 @@ LEAST_SHARE = 0.05
 
 class Row:
     """One thing that is measured of several programs. once: in the first round only. turns: that all have in each round, for
-    what a sample says little of."""
+    what a sample says little of. together: measures all programs at once, and gives their samples in their order."""
 
-    def __init__(self, name, unit, programs, once=False, digits=2, turns=1):
+    def __init__(self, name, unit, programs, once=False, digits=2, turns=1, together=None):
         self.name, self.unit, self.programs, self.once = name, unit, programs, once
-        self.digits, self.turns = digits, turns
+        self.digits, self.turns, self.together = digits, turns, together
+
+    def steps(self):
+        """[(programs, what gives a sample of each), ...], of a turn."""
+        if self.together:
+            return [(list(self.programs), self.together)]
+        return [([who], lambda run=run: [run()]) for who, run in self.programs.items()]
 
 
 def alike(a, b):
@@ -172,16 +178,18 @@ def measure(rows, rounds, samples, probe=lambda: 0):
     for r in range(rounds):
         for row in rows:
             turns = 0 if row.once and r > 0 else row.turns
-            for number, who in itertools.product([r + t / row.turns for t in range(turns)], row.programs):
-                print(f"\r\033[Kround {r + 1} of {rounds}: {row.name}, {who}", end="",
+            for number, (names, run) in itertools.product([r + t / row.turns for t in range(turns)], row.steps()):
+                print(f"\r\033[Kround {r + 1} of {rounds}: {row.name}, {', '.join(names)}", end="",
                       file=sys.stderr, flush=True)
-                samples.want(row.name, who)
+                for who in names:
+                    samples.want(row.name, who)
                 try:
-                    got = take(row.programs[who], probe)
+                    got, others, state = take(run, probe)
                 except proc.Failed as why:
-                    print(f"\r\033[K{row.name}, {who}: {why}", file=sys.stderr)
+                    print(f"\r\033[K{row.name}, {', '.join(names)}: {why}", file=sys.stderr)
                     continue
-                samples.add(row.name, who, *got, number)
+                for who, sample in zip(names, got):
+                    samples.add(row.name, who, sample, others, state, number)
     print("\r\033[K", end="", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 """What bench/lib/programs.py makes of what a peer says: a peer that failed gives no sample, and no traceback."""
 import os
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
@@ -22,43 +23,32 @@ class Iperf3(unittest.TestCase):
 
 class Paired(unittest.TestCase):
     TEXT = ("plain sockets      6500.0 ns   x the first: 1.000  (1.000 to 1.000)\n"
-            "/x/y 2.so          7500.0 ns   x the first: 1.093  (1.072 to 1.117)\n")
+            "/x/y 2.so          7500.0 ns   x the first: 1.154  (1.072 to 1.217)\n")
 
     def setUp(self):
-        self.runs, self.output = 0, proc.output
-        proc.output = self.run_it
-        self.paired = programs.Paired(programs.Notes(), "paired", "/x/y 2.so")
+        self.output = proc.output
+        proc.output = lambda command: self.TEXT
+        self.top = tempfile.TemporaryDirectory()
+        self.paired = programs.Paired(programs.Notes(), "paired", os.path.join(self.top.name, "bin", "weft_perf"))
 
     def tearDown(self):
         proc.output = self.output
+        self.top.cleanup()
 
-    def run_it(self, command):
-        self.assertEqual(command, ["paired", "pingpong", "tcp", "1", "300", "/x/y 2.so"])
-        self.runs += 1
-        return self.TEXT
+    def test_the_library_of_a_build_or_installed(self):
+        with self.assertRaisesRegex(proc.Failed, "no libweft.so"):
+            self.paired.latencies("pingpong")
+        for place in ("lib", ""):
+            os.makedirs(os.path.join(self.top.name, place), exist_ok=True)
+            path = os.path.join(self.top.name, place, "libweft.so")
+            with open(path, "w", encoding="ascii"):
+                pass
+            self.assertEqual(self.paired.library(), path)
 
-    def latency(self, column):
-        return self.paired.latency(column, "pingpong", "tcp", "1", "300").value
-
-    def test_columns_of_a_turn_are_of_one_run(self):
-        self.assertEqual([self.latency(0), self.latency(1)], [6.5, 7.5])
-        self.assertEqual(self.runs, 1)
-        self.latency(0)
-        self.assertEqual(self.runs, 2)
-
-    def test_a_column_that_is_asked_for_again_is_measured_again(self):
-        self.latency(1)
-        self.latency(1)
-        self.assertEqual(self.runs, 2)
-        self.latency(0)
-        self.assertEqual(self.runs, 2)
-
-    def test_a_column_that_it_has_not(self):
-        with self.assertRaisesRegex(proc.Failed, "no column 2"):
-            self.latency(2)
-
-    def test_bytes_by_nanoseconds(self):
-        self.assertEqual(self.paired.bandwidth(1, 75000, "pingpong", "tcp", "1", "300").value, 10)
+    def test_a_sample_of_each_line(self):
+        self.paired.library = lambda: "libweft.so"
+        self.assertEqual([s.value for s in self.paired.latencies("pingpong")], [6.5, 7.5])
+        self.assertEqual([s.value for s in self.paired.bandwidths(97500, "conns")], [15, 13])
 
 
 class Installed(unittest.TestCase):

@@ -135,6 +135,18 @@ class Turns(unittest.TestCase):
         self.assertEqual(calls, ["weft", "peer"] * 2 + ["once"] + ["weft", "peer"] * 2)
         self.assertEqual([r for _, r in got.values(("often", "peer"), 0)], [0, 0.5, 1, 1.5])
 
+    def test_what_is_measured_together_has_one_state(self):
+        values = iter(range(100))
+        row = table.Row("row", "us", dict.fromkeys(("plain", "weft")), turns=2,
+                        together=lambda: [table_sample(next(values)), table_sample(next(values))])
+        got, states = table.Samples(None), iter((5, 5, 7, 7))
+        meter = unittest.mock.Mock()
+        meter.return_value.others.return_value = 0
+        with unittest.mock.patch.object(table.proc, "Meter", meter):
+            table.measure([row], 1, got, lambda: next(states))
+        self.assertEqual(got.rows["row"], {"plain": [[0, None, 0, 5, 0], [2, None, 0, 7, 0.5]],
+                                           "weft": [[1, None, 0, 5, 0], [3, None, 0, 7, 0.5]]})
+
 
 def table_sample(value):
     return (value, None)
