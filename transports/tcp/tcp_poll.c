@@ -2,7 +2,6 @@
 /* Poll: who is read and when, who may send, what has ended; and the descriptor that who sleeps waits for. */
 #include "tcp.h"
 
-#include <errno.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
