@@ -41,44 +41,52 @@ static weft_op_t post(weft_conn_t conn, enum weft_xfer_op kind, char *bytes)
     return op;
 }
 
-/* Every other one finds its RECV. */
-static void long_messages(void **state)
+/* Over each transport one after the other, each of other bytes. */
+static void one_by_one(void (*one)(struct two *t, const char *transport, uint64_t i))
 {
-    (void)state;
     static struct two t;
     for (size_t k = 0; k < ARRAY_LEN(transports); k++) {
         two_open(&t, transports[k]);
         for (uint64_t i = 0; i < N; i++) {
             test_fill(t.from, LONG, i, 0);
-            weft_op_t recv = i % 2 ? post(t.other, WEFT_XFER_RECV, t.to) : 0, send = post(t.conn, WEFT_XFER_SEND, t.from);
-            recv = recv ? recv : post(t.other, WEFT_XFER_RECV, t.to);
-            int rc = weft_op_wait(recv, T, NULL);
-            CHECK(rc == 0, "%s: message %d: %s", transports[k], (int)i, weft_last_error());
-            WEFT_OK(weft_op_wait(send, T, NULL));
-            assert_true(test_differs(t.to, LONG, i, 0) < 0);
+            one(&t, transports[k], i);
         }
         two_close(&t);
     }
 }
 
+/* Every other one finds its RECV. */
+static void message(struct two *t, const char *transport, uint64_t i)
+{
+    weft_op_t recv = i % 2 ? post(t->other, WEFT_XFER_RECV, t->to) : 0, send = post(t->conn, WEFT_XFER_SEND, t->from);
+    recv = recv ? recv : post(t->other, WEFT_XFER_RECV, t->to);
+    int rc = weft_op_wait(recv, T, NULL);
+    CHECK(rc == 0, "%s: message %d: %s", transport, (int)i, weft_last_error());
+    WEFT_OK(weft_op_wait(send, T, NULL));
+    assert_true(test_differs(t->to, LONG, i, 0) < 0);
+}
+
+static void notification(struct two *t, const char *transport, uint64_t i)
+{
+    struct weft_notif n;
+    int rc = weft_notify(t->conn, t->from, LONG, T);
+    CHECK(rc == 0, "%s: notification %d: %s", transport, (int)i, weft_last_error());
+    WEFT_OK(weft_endpoint_notif(t->b, T, &n));
+    assert_int_equal(n.len, LONG);
+    assert_true(test_differs(n.data, LONG, i, 0) < 0);
+    weft_notif_free(&n);
+}
+
+static void long_messages(void **state)
+{
+    (void)state;
+    one_by_one(message);
+}
+
 static void long_notifications(void **state)
 {
     (void)state;
-    static struct two t;
-    for (size_t k = 0; k < ARRAY_LEN(transports); k++) {
-        two_open(&t, transports[k]);
-        for (uint64_t i = 0; i < N; i++) {
-            struct weft_notif n;
-            test_fill(t.from, LONG, i, 0);
-            int rc = weft_notify(t.conn, t.from, LONG, T);
-            CHECK(rc == 0, "%s: notification %d: %s", transports[k], (int)i, weft_last_error());
-            WEFT_OK(weft_endpoint_notif(t.b, T, &n));
-            assert_int_equal(n.len, LONG);
-            assert_true(test_differs(n.data, LONG, i, 0) < 0);
-            weft_notif_free(&n);
-        }
-        two_close(&t);
-    }
+    one_by_one(notification);
 }
 
 int main(void)

@@ -305,7 +305,7 @@ struct local_segment_head {
 
 /* Types of ring entries; `slot` of the head is the initiator's slot. */
 enum local_entry_type {
-    LOCAL_CMD = 1,      /* to the target: struct local_cmd, then payload or addresses */
+    LOCAL_CMD = 1,      /* to the target: struct local_cmd, then payload (WRITE_IMM, ADD64) or addresses */
     LOCAL_TO_TARGET,    /* a piece of a WRITE's payload; op: enum local_piece */
     LOCAL_TO_INITIATOR, /* a piece of a READ's payload; the last one completes it */
     LOCAL_ACKS,         /* to the initiator: slots (uint16_t each) whose cmds were executed */
