@@ -105,9 +105,10 @@ static void under_posted_operations(void **state)
     struct duo *d = *state;
     enum { N = 60 };
     struct area near = duo_area(d, A, 2 * MIB, 0, 0), far = duo_area(d, B, 2 * MIB, 0, 0);
+    struct area into = duo_area(d, A, 2 * MIB, 0, 0); /* of READs and RECVs: a send reads `near` */
     weft_op_t ops[N];
     for (size_t i = 0; i < N; i++) {
-        struct weft_local local = area_local(near, 0, i % 2 ? 2 * MIB : 100);
+        struct weft_local local = area_local(i % 2 ? into : near, 0, i % 2 ? 2 * MIB : 100);
         struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE + i % 4,
                               .local = &local, .nlocal = 1, .remote = &far.remote,
                               .nremote = i % 4 < 2};
@@ -129,9 +130,10 @@ static void as_initiator(void **state)
 {
     struct duo *d = *state;
     struct area near = duo_area(d, A, 4 * MIB, 0, 0), far = duo_area(d, B, 4 * MIB, 0, 0);
-    struct weft_local local = area_local(far, 0, 4 * MIB);
+    struct area into = duo_area(d, B, 4 * MIB, 0, 0); /* of READs */
     char byte;
     for (int i = 0; i < 12; i++) {
+        struct weft_local local = area_local(i % 3 == 1 ? into : far, 0, 4 * MIB);
         struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE + i % 3,
                               .local = &local, .nlocal = 1, .remote = &near.remote,
                               .nremote = i % 3 < 2};
