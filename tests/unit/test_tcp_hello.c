@@ -3,6 +3,7 @@
 #include "tcp_stranger.h"
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 
 static void wrong_hellos_are_dropped(void **state)
@@ -84,7 +85,24 @@ static void a_silent_caller_is_let_go_where_nobody_sleeps(void **state)
     stranger_join(s);
 }
 
-/* The same socket twice, or other terms than the first one's. */
+/* Nothing wakes B but the timer, which is set anew for each. */
+static void and_where_all_sleep(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_nic *nic = s->pair.side[PAIR_B].nic;
+    for (int i = 0; i < 2; i++) {
+        struct pollfd seen[] = {{.fd = stranger_dial(s), .events = POLLIN}, {.events = POLLIN}};
+        while (!seen[0].revents) {
+            seen[1].fd = s->pair.ops->wait_fd(nic);
+            if (seen[1].fd >= 0)
+                assert_true(poll(seen, 2, PAIR_WAIT_MS) > 0);
+            pair_poll(&s->pair, PAIR_B);
+        }
+        stranger_hear_end(s, seen[0].fd);
+    }
+    stranger_join(s);
+}
+
 /* Without descriptors the link's sockets can be neither accepted nor refused: the link says so. */
 static void no_descriptor_for_a_caller(void **state)
 {
@@ -105,6 +123,7 @@ static void no_descriptor_for_a_caller(void **state)
     stranger_join(s); /* another link has descriptors again */
 }
 
+/* The same socket twice, or other terms than the first one's. */
 static void a_second_hello_must_fit_the_first(void **state)
 {
     struct stranger *s = *state;
@@ -314,6 +333,7 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_silent_caller_is_let_go_where_nobody_sleeps,
                                         stranger_setup, stranger_teardown),
+        cmocka_unit_test_setup_teardown(and_where_all_sleep, stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(no_descriptor_for_a_caller, stranger_setup,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_second_hello_must_fit_the_first, stranger_setup,

@@ -24,6 +24,9 @@
 #define UNDER_WAY 16
 #define ALONE 12 /* polls of who floods, for one of the target */
 #define SELDOM_MS 20 /* between polls of one who does not sleep */
+#define FULL (16u << 10) /* by a socket of short payload; some of them fill it */
+#define ROOM_POLLS 10 /* in which one hears that there is room: fewer than until it is left to epoll for another reason */
+#define OTHERS 9 /* links that are newer: more than are retried */
 #define TURNS 400   /* messages over many links in turn */
 #define SETTLED 100 /* of which the first ones are not counted */
 #define OFTEN 16    /* polls of the target for one of the sender, as between two processes */
@@ -143,6 +146,78 @@ static void nor_long_what_is_long(void **state)
     struct buf near = pair_buf(*state, A, LONG, 0, 0), far = pair_buf(*state, B, LONG, 0, ACCESS_ALL);
     struct weft_cmd there = cmd_imm(near, 0, far, 0, LONG, 7);
     comes_through_a_flood(*state, &there, 1, LONG_POLLS);
+}
+
+/* A socket that epoll does not know is full. The next links are retried without a word from epoll (RETRY_LINKS), this one waits for it. */
+static void who_is_full_hears_of_room(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, FULL, 0, 0), far = pair_buf(p, B, FULL, 0, ACCESS_ALL);
+    struct weft_cmd write = cmd_write(near, 0, far, 0, FULL);
+    const struct tcp_sock *sock = ((struct tcp_link *)p->a.links[0].link)->socks;
+    size_t first;
+    for (int i = 0; i < OTHERS; i++)
+        pair_link(p, A);
+    to_and_fro(p, near, far);
+    assert_true(sock->unwatched);
+    p->a.other = p->b.other = NULL;
+    TEST_UNTIL(sock->blocked, { side_post_many(&p->a, 0, &write, 1, &first); side_poll(&p->a); }, "a full socket");
+    for (int i = 0; i < COOL; i++)
+        side_poll(&p->b);
+    for (int i = 0; i < ROOM_POLLS && sock->blocked; i++)
+        side_poll(&p->a);
+    assert_false(sock->blocked);
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    pair_settle(p, A);
+}
+
+static void settle_both(struct pair *p)
+{
+    p->a.other = &p->b;
+    p->b.other = &p->a;
+    pair_settle(p, A);
+    pair_settle(p, B);
+}
+
+/* A has an answer, which says of its last question that it was taken, and nothing else to do: a READ that came with it has let the link send,
+ * and acknowledge. The question's number, or -1: a busy kernel has handed on the one without the other. */
+static int64_t ask(struct pair *p, struct buf near, struct buf far)
+{
+    struct weft_cmd question = cmd_send(near, 0, 100), answer = cmd_send(far, 0, 100);
+    struct weft_cmd read = cmd_read(far, 200, near, 200, 100);
+    const struct tcp_nic *nic = (const struct tcp_nic *)p->a.nic;
+    const size_t had = p->b.narrivals, has = p->a.narrivals;
+    size_t number = 0;
+    p->a.other = p->b.other = NULL;
+    question.flags |= WEFT_CMD_QUIET;
+    for (int i = 0; i < 2; i++)
+        number = pair_post(p, A, 0, &question);
+    side_poll(&p->a);
+    const int most = p->b.max;
+    p->b.max = 1; /* the READ says of the first question that it was taken, the answer of the second */
+    for (size_t i = 0; i < 2; i++) {
+        TEST_UNTIL(p->b.narrivals > had + i, side_poll(&p->b), "a question");
+        pair_post(p, B, 0, i == 0 ? &read : &answer);
+    }
+    p->b.max = most;
+    side_poll(&p->b);
+    TEST_UNTIL(p->a.narrivals > has, side_poll(&p->a), "an answer");
+    return nic->heard && !nic->ready && !p->a.recs[number].done ? (int64_t)number : -1;
+}
+
+/* What an answer brings along is looked at in the next poll. Who sleeps instead would hear of it when something else comes. */
+static void who_has_heard_does_not_sleep(void **state)
+{
+    struct pair *p = *state;
+    struct buf near = pair_buf(p, A, 4096, 0, ACCESS_ALL), far = pair_buf(p, B, 4096, 0, 0);
+    int64_t number = -1;
+    to_and_fro(p, near, far);
+    TEST_UNTIL((number = ask(p, near, far)) >= 0, settle_both(p), "one who has only heard");
+    while (p->a.ops->wait_fd(p->a.nic) == WEFT_EAGAIN)
+        side_poll(&p->a);
+    assert_true(p->a.recs[number].done);
+    settle_both(p);
 }
 
 static uint64_t asked, looks; /* system calls: epoll, and receives of sockets */
@@ -305,6 +380,14 @@ static void where_epoll_is_full_no_one_sleeps(void **state)
     TEST_UNTIL(p->b.ops->wait_fd(p->b.nic) >= 0, both(p), "a nic that is slept on again");
 }
 
+static int setup_short_buffers(void **state)
+{
+    weft_config_set("WEFT_TCP_RCVBUF", "64K");
+    int rc = pair_setup_with(state, "WEFT_TCP_SNDBUF", "64K");
+    weft_config_set("WEFT_TCP_RCVBUF", NULL);
+    return rc;
+}
+
 static int setup_long_chunks(void **state)
 {
     return pair_setup_with(state, "WEFT_TCP_CHUNK", "4M");
@@ -317,6 +400,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_flood_of_others_does_not_delay_what_is_short, setup_long_chunks, pair_teardown),
         cmocka_unit_test_setup_teardown(nor_several, setup_long_chunks, pair_teardown),
         cmocka_unit_test_setup_teardown(nor_long_what_is_long, setup_long_chunks, pair_teardown),
+        cmocka_unit_test_setup_teardown(who_is_full_hears_of_room, setup_short_buffers, pair_teardown),
+        IN_ONE(who_has_heard_does_not_sleep),
         IN_ONE(who_is_one_of_many_is_heard_at_once),
         IN_ONE(where_epoll_is_full_no_one_sleeps),
         IN_ONE(who_polls_seldom_finds_that_a_host_is_gone),
