@@ -27,14 +27,24 @@ struct target {
 
 /* --- an initiator connects ------------------------------------------------------------------ */
 
-/* timeout_ms < 0: until there is one. */
-static int accept_one(struct perf_worker *w, int timeout_ms, weft_conn_t *conn)
+static int check_there(weft_conn_t control)
+{
+    struct weft_conn_info info;
+    if (weft_conn_info(control, &info) < 0)
+        return perf_fail("lost the initiator: %s", weft_last_error());
+    return info.state == WEFT_CONN_DOWN ? perf_fail("lost the initiator: %s", info.why) : 0;
+}
+
+/* timeout_ms < 0: until there is one. control: that of the initiator whose conn it is to be, and which may end meanwhile; or 0. */
+static int accept_one(struct perf_worker *w, int timeout_ms, weft_conn_t control, weft_conn_t *conn)
 {
     uint64_t deadline = timeout_ms < 0 ? UINT64_MAX : now_ns() + (uint64_t)timeout_ms * 1000000;
     int rc;
     while ((rc = weft_endpoint_accept(w->endpoint, PERF_SLICE_MS, conn)) == WEFT_ETIMEOUT) {
         if (perf_stopped())
             return perf_fail_stopped();
+        if (control && check_there(control))
+            return -1;
         if (now_ns() > deadline)
             break;
     }
@@ -58,7 +68,7 @@ static int accept_next(struct perf_worker *w, weft_conn_t *conn)
     if (weft_conn_info(w->channel.conn, &control) < 0)
         return perf_fail("lost the initiator: %s", weft_last_error());
     while (now_ns() < deadline) {
-        if (accept_one(w, FOLLOW_MS, conn))
+        if (accept_one(w, FOLLOW_MS, w->channel.conn, conn))
             return -1;
         if (weft_conn_info(*conn, &info) == 0 &&
             !memcmp(info.peer_uuid, control.peer_uuid, sizeof info.peer_uuid))
@@ -193,7 +203,7 @@ static void *follow(void *arg)
     struct target *t = (struct target *)w->team; /* its first member */
     struct perf_msg hello;
     weft_conn_t control;
-    if (accept_one(w, FOLLOW_MS, &control) == 0 &&
+    if (accept_one(w, FOLLOW_MS, 0, &control) == 0 &&
         perf_channel_open(&w->channel, w->endpoint, control) == 0 &&
         hear_hello(t, w, &hello) == 0 && say_welcome(w) == 0 && accept_measured(w, &hello) == 0)
         (void)serve(w, &hello); /* a failure is remembered by perf_fail */
@@ -262,7 +272,7 @@ static int run_session(struct target *t, int metadata_fd)
     /* a target that was started by hand waits until somebody comes or it is interrupted */
     int patience_ms = metadata_fd >= 0 ? FOLLOW_MS : -1;
     if (perf_worker_open(leader, t->args->address) || announce(t, metadata_fd) ||
-        accept_one(leader, patience_ms, &control) ||
+        accept_one(leader, patience_ms, 0, &control) ||
         perf_channel_open(&leader->channel, leader->endpoint, control) ||
         hear_hello(t, leader, &t->hello) || open_followers(t) || say_welcome(leader) ||
         say_addresses(t) || accept_measured(leader, &t->hello))
