@@ -384,7 +384,7 @@ WEFT_API int64_t weft_transfer(weft_conn_t conn, const struct weft_xfer *xfer, i
 
 /* --- notifications ------------------------------------------------------------------------- */
 
-/* A notification that arrived: any bytes, any length. */
+/* A notification that arrived: any bytes, any length. No zero ends a text. */
 struct weft_notif {
     weft_conn_t conn; /* by which it came */
     void *data;       /* the caller's until weft_notif_free; never NULL */
