@@ -377,7 +377,7 @@ static int run(struct weft__lane *lane, struct weft__work *list)
 }
 
 /* Do what was pushed. Lane lock held. Returns how much there was. */
-static int drain(struct weft__lane *lane)
+static inline WEFT__INLINE int drain(struct weft__lane *lane)
 {
     int n = 0;
     while (WEFT_UNLIKELY(atomic_load(&lane->waiting))) {
@@ -427,7 +427,7 @@ static void lane_lost(struct weft__lane *lane, int status)
 }
 
 /* Who has one nic has nothing else to look at. */
-static int ask(struct weft__lane *lane, struct weft_comp comps[BATCH])
+static inline WEFT__INLINE int ask(struct weft__lane *lane, struct weft_comp comps[BATCH])
 {
     int most = lane->nic->attr.quick_poll && lane->endpoint->nlanes == 1 ? QUICK_POLLS : 1, n = 0;
     for (int i = 0; n == 0 && i < most; i++)
@@ -435,7 +435,7 @@ static int ask(struct weft__lane *lane, struct weft_comp comps[BATCH])
     return n;
 }
 
-static int poll_once(struct weft__lane *lane)
+static inline WEFT__INLINE int poll_once(struct weft__lane *lane)
 {
     struct weft_comp comps[BATCH];
     if (WEFT_UNLIKELY(lane->lost))
@@ -467,7 +467,7 @@ static void kick_others(struct weft__lane *self)
             weft__lane_kick(ep->lanes[i]);
 }
 
-static int progress_locked(struct weft__lane *lane)
+static inline WEFT__INLINE int progress_locked(struct weft__lane *lane)
 {
     int n = drain(lane);
     if (WEFT_UNLIKELY(lane->stalled))

@@ -131,7 +131,7 @@ static bool may_go(const struct weft__conn *conn, const struct weft__stream *s,
 }
 
 /* The message of an op that is in no queue. */
-static void go(struct weft__conn *conn, struct weft__op *op)
+static inline WEFT__INLINE void go(struct weft__conn *conn, struct weft__op *op)
 {
     enum weft__stream_id stream = stream_of(op);
     struct weft__rec *rec = rec_add(&conn->stream[stream], op);
@@ -295,8 +295,8 @@ void weft__match_count(struct weft__conn *conn, uint64_t len)
 }
 
 /* A short message meets its RECV. */
-static void deliver(struct weft__op *op, uint32_t index, const uint8_t *data, uint64_t len,
-                    bool urgent)
+static inline WEFT__INLINE void deliver(struct weft__op *op, uint32_t index, const uint8_t *data,
+                                        uint64_t len, bool urgent)
 {
     struct weft__conn *conn = op->conn;
     bool fits = len <= op->total;

@@ -111,8 +111,9 @@ static void push(struct weft__conn *conn, struct weft__msg *msg)
     conn->outq_tail = &msg->next;
 }
 
-static struct weft__msg *msg_new(struct weft__conn *conn, const struct weft__msg_head *head,
-                                 size_t body_len)
+static inline WEFT__INLINE struct weft__msg *msg_new(struct weft__conn *conn,
+                                                     const struct weft__msg_head *head,
+                                                     size_t body_len)
 {
     struct weft__msg *msg = body_len > WEFT__MSG_SHORT
                                 ? malloc(sizeof *msg + body_len)
@@ -194,7 +195,7 @@ static inline void assign(struct weft__msg *msg, struct weft__link *link)
 }
 
 /* Mostly nothing waits, and there is room. */
-static void hand_on(struct weft__msg *msg)
+static inline WEFT__INLINE void hand_on(struct weft__msg *msg)
 {
     struct weft__conn *conn = msg->conn;
     struct weft__link *link = !conn->outq && may_go(conn, msg->info.seq) ? pick(conn) : NULL;

@@ -460,7 +460,7 @@ static bool is_large(const struct weft__endpoint *ep, const struct weft_xfer *x)
     return false;
 }
 
-static int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
+static inline WEFT__INLINE int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
     bool gpus = WEFT_UNLIKELY(conn->ep->gpu_apart) ||

@@ -118,7 +118,7 @@ int weft__hear(struct weft__endpoint *ep)
 }
 
 /* Lanes first..nlanes in steps, and the listener if it is due. */
-static int drive(struct weft__endpoint *ep, int first, int step)
+static inline WEFT__INLINE int drive(struct weft__endpoint *ep, int first, int step)
 {
     int other = atomic_load_explicit(&ep->hears, memory_order_relaxed) ? weft__hear(ep) : 0, n = 0;
     for (int i = first; i < ep->nlanes; i += step)
@@ -183,7 +183,7 @@ static void in_vain(struct weft__endpoint *ep)
         sched_yield();
 }
 
-static int drive_as_caller(struct weft__endpoint *ep)
+static inline WEFT__INLINE int drive_as_caller(struct weft__endpoint *ep)
 {
     if (ep->nthreads > 1)
         weft__kick_all(ep); /* what was posted with the promise of more, which did not come */

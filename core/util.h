@@ -14,7 +14,8 @@
 /* For what a small operation does not come by: kept out of its functions, which then have fewer
  * registers to save. */
 #define WEFT__APART __attribute__((noinline))
-/* And the opposite: what every small operation comes by, and a compiler would call. */
+/* And the opposite: what every small operation comes by, and a compiler would call. Above all what lies below a system call: a processor
+ * that has been in the kernel may have forgotten where its callers were, and finds each of them late (docs/profile.md). */
 #define WEFT__INLINE __attribute__((always_inline))
 
 #define WEFT__CACHE_LINE 64 /* bytes: what threads of their own write to does not share one */
