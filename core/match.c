@@ -62,6 +62,13 @@ static const struct weft__piece *message_pieces(const struct weft__op *op, size_
     return &op->message;
 }
 
+static void rec_push(struct weft__stream *s, struct weft__rec *rec)
+{
+    *s->recs_tail = rec;
+    s->recs_tail = &rec->next;
+    s->nrecs++;
+}
+
 static struct weft__rec *rec_add(struct weft__stream *s, struct weft__op *op)
 {
     struct weft__rec *rec = weft__pool_get(&op->ep->recs, sizeof *rec);
@@ -71,12 +78,18 @@ static struct weft__rec *rec_add(struct weft__stream *s, struct weft__op *op)
                               .index = s->next_index++,
                               .bytes = WEFT_UNLIKELY(op->large) ? 0 : (uint32_t)message_len(op),
                               .large = op->large};
-    *s->recs_tail = rec;
-    s->recs_tail = &rec->next;
-    s->nrecs++;
+    rec_push(s, rec);
     op->rec = rec;
     op->pending++;
     return rec;
+}
+
+static void count_injected(struct weft__conn *conn, bool refused)
+{
+    if (WEFT_UNLIKELY(refused || conn->state == WEFT_CONN_DOWN))
+        conn->stats.ops_failed++;
+    else
+        conn->stats.ops_done++;
 }
 
 /* Unlink the rec at *at and let go of its op. */
@@ -89,6 +102,8 @@ void weft__match_end(struct weft__conn *conn, struct weft__stream *s, struct wef
         s->recs_tail = at;
     s->nrecs--;
     conn->eager_out -= rec->bytes;
+    if (rec->injected)
+        count_injected(conn, rec->refused);
     weft__pool_put(&conn->ep->recs, rec);
     if (!op)
         return;
@@ -168,6 +183,33 @@ void weft__match_fill(struct weft__conn *conn)
             fill(conn, &conn->stream[i]);
 }
 
+bool weft__match_inject(struct weft__conn *conn, const struct weft_local *local, size_t nlocal, uint32_t len)
+{
+    struct weft__stream *s = &conn->stream[WEFT__STREAM_SEND];
+    if (WEFT_UNLIKELY(s->sendq.head || conn->state != WEFT_CONN_UP || s->nrecs >= WEFT__WINDOW ||
+                      conn->eager_out + len > conn->peer_window))
+        return false;
+    struct weft__rec *rec = weft__pool_get(&conn->ep->recs, sizeof *rec);
+    if (WEFT_UNLIKELY(!rec))
+        return false;
+    *rec = (struct weft__rec){.index = s->next_index++, .bytes = len, .injected = true};
+    rec_push(s, rec);
+    conn->eager_out += len;
+    conn->stats.msgs_sent++;
+    conn->stats.bytes_sent += len;
+    struct weft__msg_head head = {
+        .type = WEFT__MSG_EAGER, .stream = WEFT__STREAM_SEND, .index = rec->index, .len = len};
+    struct weft__msg *msg = weft__msg_begin(conn, &head, len);
+    if (WEFT_UNLIKELY(!msg))
+        return true; /* the conn is down, and has counted it as failed */
+    uint8_t *at = msg->body;
+    for (size_t i = 0; i < nlocal; at += local[i].len, i++)
+        if (WEFT_LIKELY(local[i].len))
+            memcpy(at, local[i].addr, local[i].len);
+    weft__msg_go(msg);
+    return true;
+}
+
 void weft__match_send(struct weft__op *op)
 {
     struct weft__conn *conn = op->conn;
@@ -221,6 +263,7 @@ int weft__match_result(struct weft__conn *conn, const struct weft__msg_head *hea
                      weft_strerror(status));
             weft__op_fail((*at)->op, status, text);
         }
+        (*at)->refused = status != 0;
         if ((*at)->large)
             weft__match_end(conn, s, at);
         weft__match_fill(conn);

@@ -19,10 +19,12 @@ enum weft__stream_id { WEFT__STREAM_SEND, WEFT__STREAM_NOTIFY, WEFT__STREAMS };
 /* What the sender remembers of a message until the peer has taken it. */
 struct weft__rec {
     struct weft__rec *next;
-    struct weft__op *op; /* NULL: canceled or ended */
+    struct weft__op *op; /* NULL: canceled or ended, or there never was one */
     uint32_t index;
     uint32_t bytes; /* eager payload, counted against the window */
     bool large;
+    bool injected; /* no op: its end is counted, and nobody is told */
+    bool refused;  /* of such a one */
 };
 
 /* A user's message that has arrived. */
@@ -66,6 +68,9 @@ struct weft__stream {
 
 /* All with the endpoint lock held. */
 void weft__match_send(struct weft__op *op); /* SEND or NOTIFY, or the notification of a data op */
+/* A SEND of up to WEFT_INJECT bytes that nobody will ask for: its payload is copied, and there is no op. False: it cannot go
+ * now, and needs one; nothing was done. */
+bool weft__match_inject(struct weft__conn *conn, const struct weft_local *local, size_t nlocal, uint32_t len);
 void weft__match_recv(struct weft__op *op);
 void weft__match_fill(struct weft__conn *conn);
 void weft__match_cancel(struct weft__op *op);

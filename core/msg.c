@@ -207,6 +207,16 @@ static inline WEFT__INLINE void hand_on(struct weft__msg *msg)
     }
 }
 
+struct weft__msg *weft__msg_begin(struct weft__conn *conn, const struct weft__msg_head *head, size_t len)
+{
+    return msg_new(conn, head, len);
+}
+
+void weft__msg_go(struct weft__msg *msg)
+{
+    hand_on(msg);
+}
+
 int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
                    size_t len)
 {

@@ -54,7 +54,7 @@ struct weft__msg_head {
 #define WEFT__MSG_URGENT 1u /* flags: the sender waits: answer at once */
 #define WEFT__MSG_MAX 4096  /* what every transport's max_send allows: longest LARGE */
 #define WEFT__MSG_IOV 3     /* pieces of a payload that is sent in place, else it is copied */
-#define WEFT__MSG_SHORT 216 /* bytes of a body that every message has room for; so short a payload is copied, too */
+#define WEFT__MSG_SHORT WEFT_INJECT /* bytes of a body that every message has room for; so short a payload is copied, too */
 #define WEFT__MAX_REMOTES ((WEFT__MSG_MAX - WEFT__MSG_HEAD) / sizeof(struct weft_remote))
 
 /* An outgoing message. */
@@ -76,6 +76,9 @@ _Static_assert(offsetof(struct weft__msg, body) == offsetof(struct weft__msg, he
                "head and body are sent as one");
 
 /* All with the endpoint lock held. */
+/* A message with room for len bytes, which the caller fills, and hands on at once. NULL: no memory; the conn is down. */
+struct weft__msg *weft__msg_begin(struct weft__conn *conn, const struct weft__msg_head *head, size_t len);
+void weft__msg_go(struct weft__msg *msg);
 /* Queue a message with a body of its own. -ENOMEM takes the conn down. */
 int weft__msg_post(struct weft__conn *conn, const struct weft__msg_head *head, const void *body,
                    size_t len);

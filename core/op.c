@@ -216,7 +216,7 @@ static inline void free_parts(struct weft__op *op)
         for (size_t i = 0; i < op->npieces; i++)
             if (op->pieces[i].reg)
                 op->pieces[i].reg->users--;
-    if (WEFT_UNLIKELY(op->pieces != &op->one || op->notify || op->regs))
+    if (WEFT_UNLIKELY(op->pieces != &op->one || op->notify || op->regs || op->bounce))
         free_memory(op);
 }
 

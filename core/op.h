@@ -94,7 +94,7 @@ struct weft__op {
     void *notify;            /* copy, sent after the data */
     struct weft__reg **regs; /* temporary registrations of a large message */
     size_t nregs;
-    void *bounce;                        /* contiguous copy of a message in too many pieces */
+    void *bounce;                        /* copy of a message: in too many pieces, or a short one that nobody will ask for */
     struct weft__rec *rec;               /* the message as the sender remembers it */
     void (*on_end)(struct weft__op *op); /* internal ops. Endpoint lock held. */
     struct weft__after *after;           /* that WEFT__AT_AFTER is about */

@@ -409,6 +409,50 @@ static bool may_be_list(const struct weft__conn *conn, const struct weft_xfer *x
            !x->notify && !(p && p->gpus) && !after && weft_list_empty(&conn->afters);
 }
 
+/* Is its payload copied before weft_post returns? p: what was prepared, or NULL. */
+static bool is_copied(const struct weft_xfer *x, const struct parts *p, const struct weft__after *after)
+{
+    uint64_t room = WEFT_INJECT;
+    if (WEFT_LIKELY(x->op != WEFT_XFER_SEND) || after || (p && p->large))
+        return false;
+    for (size_t i = 0; i < x->nlocal; room -= x->local[i++].len)
+        if (x->local[i].len > room)
+            return false;
+    return true;
+}
+
+/* One that is copied and may go at once leaves nothing behind that needs an op. 1: it has gone; 0: it needs one. Lock held. */
+static int inject(struct weft__conn *conn, const struct weft_xfer *x)
+{
+    uint64_t total = 0;
+    for (size_t i = 0; i < x->nlocal; total += x->local[i++].len) {
+        struct weft__piece piece = {.addr = x->local[i].addr, .len = x->local[i].len};
+        int rc = check_local(x, i, total);
+        if (rc == 0)
+            rc = fill_reg(&piece, conn->ep, x->local, i);
+        if (rc)
+            return rc;
+    }
+    if (!weft_list_empty(&conn->afters) || !weft__match_inject(conn, x->local, x->nlocal, (uint32_t)total))
+        return 0;
+    conn->stats.ops_posted++;
+    return 1;
+}
+
+/* ... and one that has to wait keeps its copy. Endpoint lock held. */
+static int keep_copy(struct weft__op *op)
+{
+    uint8_t *at = malloc(op->total ? op->total : 1);
+    if (!at)
+        return weft_fail(-ENOMEM, "no memory for a message of %llu bytes", (unsigned long long)op->total);
+    op->bounce = at;
+    op->message = (struct weft__piece){.addr = at, .len = op->total};
+    for (size_t i = 0; i < op->npieces; at += op->pieces[i++].len)
+        if (op->pieces[i].len)
+            memcpy(at, op->pieces[i].addr, op->pieces[i].len);
+    return 0;
+}
+
 /* p is NULL for an operation that needs nothing prepared. Endpoint lock held. */
 static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
                  struct weft__after *after, bool urgent, weft_op_t *out)
@@ -416,16 +460,22 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     if (conn->state == WEFT_CONN_DOWN) /* of which a failed connect's code does not speak */
         return weft_fail(weft_err_scope(conn->status) < WEFT_SCOPE_CONN ? WEFT_EPEER : conn->status,
                          "conn is down: %s", conn->why);
+    bool copied = !out && is_copied(x, p, after);
+    int rc = copied ? inject(conn, x) : 0;
+    if (rc)
+        return rc < 0 ? rc : 0;
     struct weft__op *op = weft__op_new(conn, (enum weft__op_kind)x->op);
     if (!op)
         return weft_fail(-ENOMEM, "no memory for an operation");
     bool begun = WEFT_UNLIKELY(may_be_list(conn, x, p, after)) && begin_list(op, conn, x);
-    int rc = begun ? 0 : fill(op, conn, x);
+    rc = begun ? 0 : fill(op, conn, x);
+    if (WEFT_UNLIKELY(copied) && rc == 0)
+        rc = keep_copy(op);
     if (WEFT_UNLIKELY(rc)) {
         weft__op_free(op);
         return rc;
     }
-    if (WEFT_UNLIKELY(p != NULL) && !begun)
+    if (WEFT_UNLIKELY(p != NULL) && !begun && !copied) /* what is copied needs nothing of it */
         adopt(op, p, x);
     op->urgent = urgent;
     op->detached = !out;

@@ -49,6 +49,8 @@ static const char usage_text[] =
     "                            a side with host memory copies by the peer's GPU with it\n"
     "      --same-memory         operations in flight go from one place to one, as those of perftest\n"
     "                            and fabtests do, and not each from its own to its own (write, read)\n"
+    "      --inject              short messages without a handle, as peers' programs send them (send\n"
+    "                            --depth 1, up to 216 bytes: the answer says that one has come)\n"
     "      --small-pages         host memory of this side (--local: of both) without huge pages\n"
     "      --secret-file FILE    the secret that both sides share\n"
     "  -p, --progress-threads N  let N threads of the endpoint move the bytes (default: this one)\n"
@@ -72,6 +74,7 @@ enum {
     OPT_SECRET_FILE,
     OPT_GPU_BACKEND,
     OPT_SAME_MEMORY,
+    OPT_INJECT,
     OPT_SMALL_PAGES,
     OPT_AWAY
 };
@@ -94,6 +97,7 @@ static const struct option options[] = {
     {"gpu", required_argument, NULL, 'g'},
     {"gpu-backend", required_argument, NULL, OPT_GPU_BACKEND},
     {"same-memory", no_argument, NULL, OPT_SAME_MEMORY},
+    {"inject", no_argument, NULL, OPT_INJECT},
     {"small-pages", no_argument, NULL, OPT_SMALL_PAGES},
     {"progress-threads", required_argument, NULL, 'p'},
     {"away", no_argument, NULL, OPT_AWAY},
@@ -280,6 +284,9 @@ static int set_option(int option, int argc, char **argv, struct perf_args *args)
     case OPT_SAME_MEMORY:
         args->same = true;
         return 0;
+    case OPT_INJECT:
+        args->inject = true;
+        return 0;
     case OPT_SMALL_PAGES:
         args->mem.small_pages = args->target_mem.small_pages = true;
         return 0;
@@ -342,6 +349,10 @@ static int check(struct perf_args *args)
         return usage_error("--json is for the side that connects, which measures", NULL);
     if (args->same && args->test != PERF_WRITE && args->test != PERF_READ)
         return usage_error("--same-memory applies to write and read", NULL);
+    if (args->inject && (args->mem.gpu || args->target_mem.gpu))
+        return usage_error("--inject does not apply to --mem gpu", NULL);
+    if (args->inject && (args->test != PERF_SEND || args->depth != 1))
+        return usage_error("--inject applies to send --depth 1: else nothing says that a message has come", NULL);
     if (args->away && (args->bidir || args->role == PERF_CONNECT ||
                        (args->test != PERF_WRITE && args->test != PERF_READ)))
         return usage_error("--away is for the side that listens, of write and read one way", NULL);

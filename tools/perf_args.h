@@ -45,6 +45,7 @@ struct perf_args {
     int timeout_s;        /* for one size */
     bool bidir, verify;
     bool same; /* memory of all operations */
+    bool inject; /* messages without a handle */
     bool away; /* the target sleeps meanwhile, and has only its progress threads */
     bool mem_said, gpu_said, both; /* of the options: --mem, --gpu, with a value for the target */
 };

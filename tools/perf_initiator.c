@@ -130,6 +130,7 @@ static struct perf_run run_template(const struct perf_args *args)
     return (struct perf_run){.test = args->test,
                              .bidir = args->bidir,
                              .pingpong = is_pingpong(args),
+                             .inject = args->inject,
                              .timeout_s = args->timeout_s};
 }
 
@@ -186,7 +187,8 @@ static int open_run(struct perf_worker *w, const struct perf_run *run)
 {
     struct perf_msg msg = {.type = PERF_MSG_RUN,
                            .flags = (run->verify ? PERF_FLAG_VERIFY : 0) |
-                                    (run->layout.same ? PERF_FLAG_SAME : 0),
+                                    (run->layout.same ? PERF_FLAG_SAME : 0) |
+                                    (run->inject ? PERF_FLAG_INJECT : 0),
                            .iovs = run->layout.iovs,
                            .slots = run->layout.slots,
                            .bytes = run->layout.bytes,

@@ -46,7 +46,8 @@ enum perf_msg_type {
 #define PERF_FLAG_IDLE 32u  /* HELLO: an IDLE comes before the conns that are measured */
 #define PERF_FLAG_AWAY 64u  /* WELCOME: the target sleeps meanwhile */
 #define PERF_FLAG_SAME 128u /* RUN: all operations have the same memory */
-#define PERF_FLAG_ALL 255u
+#define PERF_FLAG_INJECT 256u /* RUN: messages without a handle */
+#define PERF_FLAG_ALL 511u
 
 #define PERF_MSG_BLOB 512 /* metadata, one or two remotes, or text */
 _Static_assert(PERF_MSG_BLOB >= WEFT_METADATA_MAX, "ADDRESS carries metadata");

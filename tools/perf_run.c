@@ -113,7 +113,9 @@ static int post_mine(struct perf_worker *w, struct weft_xfer *xfer, uint64_t now
         xfer->op = slot_index(w, slot) % 2 ? WEFT_XFER_READ : WEFT_XFER_WRITE;
     }
     slot->posted_at = now;
-    return weft_post(conn_of(w, w->mine.posted), xfer, &slot->op);
+    slot->op = 0;
+    bool injects = w->run.inject && w->run.layout.bytes * w->run.layout.iovs <= WEFT_INJECT;
+    return weft_post(conn_of(w, w->mine.posted), xfer, injects ? NULL : &slot->op);
 }
 
 /* How many operations may have been posted by now. */
@@ -205,7 +207,8 @@ static int collect_one(struct perf_worker *w, uint64_t i, bool sleeps, uint64_t 
     struct weft_op_status status = {0};
     const char *name = perf_test_name(w->run.test);
     uint64_t want = w->run.layout.bytes * w->run.layout.iovs;
-    int rc = op_ended(w, slot_at(w, &w->mine, i)->op, sleeps, name, &status);
+    weft_op_t op = slot_at(w, &w->mine, i)->op;
+    int rc = op ? op_ended(w, op, sleeps, name, &status) : 1;
     if (rc <= 0)
         return rc;
     if (is_one_sided(w) && status.bytes != want)

@@ -20,7 +20,7 @@ struct perf_run {
     struct perf_layout layout;
     uint64_t iters;
     uint64_t seed;
-    bool bidir, pingpong, verify;
+    bool bidir, pingpong, inject, verify;
     int timeout_s;
 };
 

@@ -149,6 +149,9 @@ static int read_run(const struct perf_worker *w, const struct perf_msg *msg, str
         perf_layout_make(msg->bytes, msg->iovs, msg->slots, same, &run->layout) ||
         run->layout.slots != msg->slots || perf_layout_size(&run->layout) > w->footprint)
         return perf_fail("the other side asks for an impossible run");
+    run->inject = msg->flags & PERF_FLAG_INJECT;
+    if (run->inject && (!run->pingpong || w->args->mem.gpu))
+        return perf_fail("the other side injects messages, which is for ping-pongs of host memory");
     if (same && run->test != PERF_WRITE && run->test != PERF_READ)
         return perf_fail("the other side asks for the same memory in a test that needs more");
     if (run->test == PERF_ADD && (msg->bytes != sizeof(uint64_t) || msg->iovs != 1))

@@ -40,6 +40,7 @@ static void add_options(cJSON *json, const struct perf_args *args)
     cJSON_AddBoolToObject(json, "bidir", args->bidir);
     cJSON_AddBoolToObject(json, "small_pages", args->mem.small_pages);
     cJSON_AddBoolToObject(json, "same_memory", args->same);
+    cJSON_AddBoolToObject(json, "injected", args->inject);
 }
 
 static void begin(const struct weft_conn_info *path, const char *mem, bool away, void *user)

@@ -208,6 +208,33 @@ static void many_unexpected_in_order(void **state)
         duo_wait(d, A, sends[i], 0);
 }
 
+/* Every other one of the same bytes, which are other ones as soon as it is posted: nobody asks for it. */
+static void injected_among_others(void **state)
+{
+    struct duo *d = *state;
+    enum { N = 60, LEN = 200 };
+    struct area from = duo_area(d, A, N * LEN, 0, 0), to = duo_area(d, B, N * LEN, 0, 0);
+    weft_op_t sends[N];
+    duo_fill(d, from, 1);
+    for (size_t i = 0; i < N; i++) {
+        uint64_t number = i;
+        struct weft_local local = {.addr = &number, .len = sizeof number};
+        if (i % 2)
+            sends[i] = duo_send(d, A, 0, from, i * LEN, LEN);
+        else
+            WEFT_OK(weft_post(d->conn, WEFT_OPTS(weft_xfer, .op = WEFT_XFER_SEND, .local = &local, .nlocal = 1), NULL));
+    }
+    for (size_t i = 0; i < N; i++) {
+        assert_int_equal(duo_wait(d, B, duo_recv(d, B, 0, to, i * LEN, LEN), 0).bytes, i % 2 ? LEN : sizeof(uint64_t));
+        if (i % 2)
+            duo_check(d, to, i * LEN, LEN, 1);
+        else
+            assert_int_equal(duo_word(d, to, i * LEN), i);
+    }
+    for (size_t i = 1; i < N; i += 2)
+        duo_wait(d, A, sends[i], 0);
+}
+
 static void many_expected_in_order(void **state)
 {
     struct duo *d = *state;
@@ -448,6 +475,7 @@ int main(void)
         IN_BOTH(many_that_are_too_long),
         IN_BOTH(too_long_behind_what_waits),
         IN_BOTH(many_unexpected_in_order),
+        IN_BOTH(injected_among_others),
         IN_BOTH(many_expected_in_order),
         IN_ONE(more_than_the_window),
         IN_BOTH(both_directions_at_once),

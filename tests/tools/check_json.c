@@ -101,11 +101,12 @@ static void check_perf(const cJSON *json, char **want)
     member(json, "bidir", cJSON_IsBool);
     member(json, "small_pages", cJSON_IsBool);
     member(json, "same_memory", cJSON_IsBool);
+    member(json, "injected", cJSON_IsBool);
     const int whose = cJSON_HasObjectItem(json, "gpu_backend");
     if (whose)
         member(json, "gpu_backend", cJSON_IsString);
     require(whose || strncmp(want[2], "gpu", 3) != 0, "lacks", "gpu_backend"); /* of this side's GPU */
-    require(cJSON_GetArraySize(json) == 13 + idle + whose, "other members in", "the object");
+    require(cJSON_GetArraySize(json) == 14 + idle + whose, "other members in", "the object");
     const cJSON *r, *results = member(json, "results", cJSON_IsArray);
     require(cJSON_GetArraySize(results) == atoi(want[3]), "number of results is not", want[3]);
     cJSON_ArrayForEach(r, results) check_result(r);

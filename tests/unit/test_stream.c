@@ -193,6 +193,29 @@ static void messages_stay_in_order(void **state)
     }
 }
 
+/* Of the host's memory, and nobody asks for it: copied at once, and still behind the one that waits. */
+static void an_injected_one_stays_behind(void **state)
+{
+    struct two *t = *state;
+    struct weft_op_status status;
+    char bytes[] = "injected", room[64] = "";
+    struct weft_local local = {bytes, sizeof bytes, 0};
+    driver("delay=1000000000");
+    weft_op_t first = post(t, t->conn, WEFT_XFER_SEND, t->near.at, 10, t->stream);
+    WEFT_OK(weft_post(t->conn, &(struct weft_xfer){.struct_size = sizeof(struct weft_xfer), .op = WEFT_XFER_SEND, .local = &local,
+                                                   .nlocal = 1}, NULL));
+    memset(bytes, 0xee, sizeof bytes);
+    weft_op_t recvs[] = {post(t, t->other, WEFT_XFER_RECV, t->far.at, LEN, NULL),
+                         post(t, t->other, WEFT_XFER_RECV, room, sizeof room, NULL)};
+    WEFT_FAILS(WEFT_ETIMEOUT, weft_op_wait(recvs[1], 20, NULL));
+    driver("delay=2");
+    assert_int_equal(weft_op_wait(recvs[0], T, &status), 0);
+    assert_int_equal(status.bytes, 10);
+    assert_int_equal(end_of(recvs[1]), 0);
+    assert_string_equal(room, "injected");
+    assert_int_equal(end_of(first), 0);
+}
+
 static void what_is_behind_a_canceled_one_goes_on(void **state)
 {
     struct two *t = *state;
@@ -290,6 +313,7 @@ int main(void)
         STREAM(host_memory_too),
         STREAM(other_operations_do_not_wait),
         STREAM(messages_stay_in_order),
+        STREAM(an_injected_one_stays_behind),
         STREAM(what_is_behind_a_canceled_one_goes_on),
         STREAM(a_stream_that_does_not_end),
         STREAM(a_device_that_is_lost),
