@@ -286,7 +286,7 @@ static int add_reg(struct weft__endpoint *ep, struct parts *p, void *addr, uint6
     return rc;
 }
 
-/* A large message of many pieces is copied into one. */
+/* A large message of many pieces is copied into one, and so is a short one that goes as such and that nobody will ask for. */
 static int make_bounce(struct weft__endpoint *ep, struct parts *p, const struct weft_xfer *x,
                        uint64_t total)
 {
@@ -304,7 +304,7 @@ static int make_bounce(struct weft__endpoint *ep, struct parts *p, const struct 
     return rc;
 }
 
-static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, bool unasked, struct parts *p)
 {
     uint64_t total = 0;
     size_t pieces = 0;
@@ -319,7 +319,7 @@ static int prepare_send(struct weft__endpoint *ep, const struct weft_xfer *x, st
                p->gpus; /* what no processor reaches is fetched, however short */
     if (!p->large)
         return 0;
-    bool gather = pieces > WEFT__MAX_REMOTES;
+    bool gather = pieces > WEFT__MAX_REMOTES || (unasked && !x->stream && total <= WEFT_INJECT);
     if (gather && x->stream)
         return weft_fail(WEFT_ELIMIT, "a SEND of %zu pieces cannot wait for a stream: %zu can",
                          pieces, WEFT__MAX_REMOTES);
@@ -353,12 +353,12 @@ static int prepare_notify(struct weft__endpoint *ep, const struct weft_xfer *x, 
     return add_reg(ep, p, p->notify, x->notify_len);
 }
 
-static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, struct parts *p)
+static int prepare(struct weft__endpoint *ep, const struct weft_xfer *x, bool unasked, struct parts *p)
 {
     *p = (struct parts){0};
     int rc = ep->gpu_apart ? find_gpus(ep, x, p) : 0;
     if (rc == 0 && x->op == WEFT_XFER_SEND)
-        rc = prepare_send(ep, x, p);
+        rc = prepare_send(ep, x, unasked, p);
     else if (rc == 0 && x->notify)
         rc = prepare_notify(ep, x, p);
     if (rc)
@@ -409,7 +409,7 @@ static bool may_be_list(const struct weft__conn *conn, const struct weft_xfer *x
            !x->notify && !(p && p->gpus) && !after && weft_list_empty(&conn->afters);
 }
 
-/* Is its payload copied before weft_post returns? p: what was prepared, or NULL. */
+/* A short SEND that nobody will ask for is copied before weft_post returns. If it is large, it has been. p: what was prepared, or NULL. */
 static bool is_copied(const struct weft_xfer *x, const struct parts *p, const struct weft__after *after)
 {
     uint64_t room = WEFT_INJECT;
@@ -518,7 +518,7 @@ static inline WEFT__INLINE int post(struct weft__conn *conn, const struct weft_x
     bool large = x->op == WEFT_XFER_SEND && is_large(conn->ep, x);
     if (WEFT_UNLIKELY(gpus) || WEFT_UNLIKELY(large) || WEFT_UNLIKELY(x->notify != NULL)) {
         p = &parts;
-        int rc = prepare(conn->ep, x, p);
+        int rc = prepare(conn->ep, x, !out, p);
         if (rc)
             return rc;
     }

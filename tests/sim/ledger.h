@@ -71,7 +71,7 @@ struct end {
     int64_t recvs[MAX_MSGS]; /* number of the message, or -1: none, -2: was too long */
     uint64_t recv_len[MAX_MSGS];
     int nrecvs, waiting_recvs;
-    uint64_t posted;
+    uint64_t posted, injected; /* operations; those of them that nobody asks for */
 };
 
 struct piece {

@@ -95,20 +95,39 @@ static size_t len_of(uint64_t i)
     return i % (WEFT_INJECT + 1);
 }
 
+static void so_many_come(struct two *t, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        inject(t, i, len_of(i));
+    for (uint64_t i = 0; i < n; i++)
+        expect(t, i, len_of(i));
+    expect_ended(t, n, 0);
+}
+
 /* Those behind the first thousand wait. */
 static void all_come(struct two *t)
 {
-    for (uint64_t i = 0; i < N; i++)
-        inject(t, i, len_of(i));
-    for (uint64_t i = 0; i < N; i++)
-        expect(t, i, len_of(i));
-    expect_ended(t, N, 0);
+    so_many_come(t, N);
 }
 
 static void more_than_may_be_under_way(void **state)
 {
     (void)state;
     over_each(all_come, true);
+}
+
+static void all_lengths_come(struct two *t)
+{
+    so_many_come(t, WEFT_INJECT + 1);
+}
+
+/* Each is fetched by the receiver, out of the copy. */
+static void where_none_goes_with_its_payload(void **state)
+{
+    (void)state;
+    weft_config_set("WEFT_EAGER", "0");
+    over_each(all_lengths_come, true);
+    weft_config_set("WEFT_EAGER", NULL);
 }
 
 /* The window has no room for the next long one, but would have for one that is injected behind it. */
@@ -233,6 +252,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(more_than_may_be_under_way),
+        cmocka_unit_test(where_none_goes_with_its_payload),
         cmocka_unit_test(behind_one_that_waits),
         cmocka_unit_test(posted_on_a_conn_that_is_not_up),
         cmocka_unit_test(nonsense),

@@ -344,10 +344,9 @@ struct weft_op_status {
  * says that the operation is done. On failure nothing was started. op NULL: nobody will ask; the
  * handle is retired by itself (statistics still count it).
  *
- * A SEND of up to WEFT_INJECT bytes (or WEFT_EAGER, if that is less) of the host's memory that nobody will ask for, and
- * that names no stream, is copied: its memory is the caller's again when this returns. It costs less than one with a
- * handle: for messages whose answer says that they have come. As any SEND it is matched in order, and arrives, or the
- * conn goes down.
+ * A SEND of up to WEFT_INJECT bytes that nobody will ask for, and that names no stream, is copied: its memory is the
+ * caller's again when this returns. It costs less than one with a handle: for messages whose answer says that they have
+ * come. As any SEND it is matched in order, and arrives, or the conn goes down.
  */
 #define WEFT_INJECT 216
 WEFT_API int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op);
