@@ -21,6 +21,7 @@ PORTS = ("9300", "9301")
 WRITES = {"shm": 4000, "tcp;ofi_rxm": 3000, "udp;ofi_rxd": 200}
 TRIPS = {"shm": 1000000, "tcp;ofi_rxm": 60000, "udp;ofi_rxd": 60000}
 TRIP, TRIP_POLLED = "Weft", "Weft, WEFT_EFA_WAIT=0"
+TRIP_INJECTED = "Weft, WEFT_EFA_WAIT=0, injected"
 LINK, LINK_POLLED = "Weft, a link of efa without an endpoint", "Weft, such a link, WEFT_EFA_WAIT=0"
 WEFT, WEFT_4, WEFT_64 = "Weft", "Weft, 4 under way, each its own memory", "Weft, 64 under way, each its own memory"
 WEFT_CMA = "Weft with CMA"
@@ -80,8 +81,8 @@ class Tools:
         return self.weft.bandwidth("write", MIB, "--depth", str(depth), "--iters", str(WRITES[provider]), *options,
                                    env={**SETTINGS, "WEFT_EFA_PROVIDER": provider, **(env or {})})
 
-    def weft_latency(self, provider, wait):
-        result = self.weft.run("send", "--sizes", str(SMALL), "--depth", "1", "--iters", str(TRIPS[provider]),
+    def weft_latency(self, provider, wait, *options):
+        result = self.weft.run("send", "--sizes", str(SMALL), "--depth", "1", "--iters", str(TRIPS[provider]), *options,
                                env={**SETTINGS, "WEFT_EFA_PROVIDER": provider, "WEFT_EFA_WAIT": wait})
         return Sample(1 / result["Mops"], None)  # the mean, as theirs
 
@@ -115,6 +116,7 @@ def latency_row(t, provider):
     return Row(trip_row(provider), "us", {
         TRIP: lambda: t.weft_latency(provider, "1"),
         TRIP_POLLED: lambda: t.weft_latency(provider, "0"),
+        TRIP_INJECTED: lambda: t.weft_latency(provider, "0", "--inject"),
         LINK: lambda: t.link_latency(provider, "1"),
         LINK_POLLED: lambda: t.link_latency(provider, "0"),
         PINGPONG: lambda: t.pingpong_latency(provider),
@@ -131,7 +133,7 @@ def bandwidth_goals(provider):
 
 def latency_goals(provider):
     row = trip_row(provider)
-    for own in (TRIP, TRIP_POLLED, LINK, LINK_POLLED):
+    for own in (TRIP, TRIP_POLLED, TRIP_INJECTED, LINK, LINK_POLLED):
         for peer in (PINGPONG, RDM):
             yield Goal(f"{row}, {own} <= 1.1 x {peer}", (row, own), "<=", 1.1, [(row, peer)])
 

@@ -126,6 +126,7 @@ LATENCY_TURNS, SMALL_TURNS = 10, 3
 # So what is compared by a tenth takes turns by blocks of some milliseconds, in one pair of processes.
 BLOCKS = "in turns by blocks"
 LATENCY_BLOCKS = f"{LATENCY}, {BLOCKS}"
+INJECTED = f"{WEFT}, injected"  # no handle, as the peers' programs send what is short
 PLAIN, PLAIN_RENO = "bare sockets that spin", "bare sockets that spin, with reno as Weft's"
 PINGPONG = ("pingpong", "tcp", "1", "300")
 
@@ -133,6 +134,7 @@ PINGPONG = ("pingpong", "tcp", "1", "300")
 def small_rows(t):
     yield Row(LATENCY, "us", {
         WEFT: lambda: t.tcp.latency("send", SMALL, "--depth", "1"),
+        INJECTED: lambda: t.tcp.latency("send", SMALL, "--depth", "1", "--inject"),
         PLAIN: lambda: t.bare.latency(SMALL),
         UCX_TAG: lambda: t.ucx.latency(SMALL)}, turns=LATENCY_TURNS)
     yield Row(LATENCY_BLOCKS, "us", dict.fromkeys((PLAIN, PLAIN_RENO, WEFT)), turns=SMALL_TURNS,
@@ -161,7 +163,9 @@ def local_rows(t):
         WEFT: lambda: t.local.bandwidth("write", 64 * MIB),
         MEMCPY: lambda: t.copy.bandwidth(64 * MIB)})
     yield Row("local read 64 MiB", "GB/s", {WEFT: lambda: t.local.bandwidth("read", 64 * MIB)})
-    yield Row(LOCAL_LATENCY, "us", {WEFT: lambda: t.local.latency("send", SMALL, "--depth", "1")})
+    yield Row(LOCAL_LATENCY, "us", {
+        WEFT: lambda: t.local.latency("send", SMALL, "--depth", "1"),
+        INJECTED: lambda: t.local.latency("send", SMALL, "--depth", "1", "--inject")})
 
 
 CONNS_TURNS = 5  # samples of the same vary by a third
@@ -255,6 +259,9 @@ def goals():
     yield Goal(f"{LATENCY} <= UCX tag", (LATENCY, WEFT), "<=", 1, [(LATENCY, UCX_TAG)])
     for row, plain in ((LATENCY, PLAIN), (LATENCY_BLOCKS, PLAIN), (LATENCY_BLOCKS, PLAIN_RENO)):
         yield Goal(f"{row} <= 1.1 x {plain}", (row, WEFT), "<=", 1.1, [(row, plain)])
+    for plain in (UCX_TAG, PLAIN):
+        most = 1 if plain == UCX_TAG else 1.1
+        yield Goal(f"{LATENCY}, injected <= {most} x {plain}", (LATENCY, INJECTED), "<=", most, [(LATENCY, plain)])
     yield Goal(f"{IOVS}, tcp <= 30 us", (IOVS, "Weft tcp"), "<=", 30)
     yield Goal(f"{BEHIND_ROW}, tcp p50 <= 200 us", (BEHIND_ROW, "Weft tcp, p50"), "<=", 200)
     yield Goal(f"{BEHIND_ROW}, tcp p99 <= 200 us", (BEHIND_ROW, "Weft tcp, p99"), "<=", 200)
