@@ -137,12 +137,16 @@ static int post_eager(struct weft__conn *conn, struct weft__op *op, struct weft_
     return weft__msg_post_op(conn, head, op, pieces, n);
 }
 
+/* Has the peer room for one more, with so much payload beside it? */
+static bool has_room(const struct weft__conn *conn, const struct weft__stream *s, uint64_t len)
+{
+    return s->nrecs < WEFT__WINDOW && conn->eager_out + len <= conn->peer_window;
+}
+
 static bool may_go(const struct weft__conn *conn, const struct weft__stream *s,
                    const struct weft__op *op)
 {
-    if (s->nrecs >= WEFT__WINDOW)
-        return false;
-    return op->large || conn->eager_out + message_len(op) <= conn->peer_window;
+    return has_room(conn, s, WEFT_UNLIKELY(op->large) ? 0 : message_len(op));
 }
 
 /* The message of an op that is in no queue. */
@@ -186,8 +190,7 @@ void weft__match_fill(struct weft__conn *conn)
 bool weft__match_inject(struct weft__conn *conn, const struct weft_local *local, size_t nlocal, uint32_t len)
 {
     struct weft__stream *s = &conn->stream[WEFT__STREAM_SEND];
-    if (WEFT_UNLIKELY(s->sendq.head || conn->state != WEFT_CONN_UP || s->nrecs >= WEFT__WINDOW ||
-                      conn->eager_out + len > conn->peer_window))
+    if (WEFT_UNLIKELY(s->sendq.head || conn->state != WEFT_CONN_UP || !has_room(conn, s, len)))
         return false;
     struct weft__rec *rec = weft__pool_get(&conn->ep->recs, sizeof *rec);
     if (WEFT_UNLIKELY(!rec))
@@ -202,10 +205,7 @@ bool weft__match_inject(struct weft__conn *conn, const struct weft_local *local,
     struct weft__msg *msg = weft__msg_begin(conn, &head, len);
     if (WEFT_UNLIKELY(!msg))
         return true; /* the conn is down, and has counted it as failed */
-    uint8_t *at = msg->body;
-    for (size_t i = 0; i < nlocal; at += local[i].len, i++)
-        if (WEFT_LIKELY(local[i].len))
-            memcpy(at, local[i].addr, local[i].len);
+    weft__local_gather(msg->body, local, nlocal);
     weft__msg_go(msg);
     return true;
 }

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "weft/endpoint.h"
 
@@ -38,6 +39,14 @@ struct weft__piece {
 #define WEFT__POOL_FROM 32
 #define WEFT__POOL_PIECES 128
 #define WEFT__POOL_LISTS 64
+
+/* All pieces, one behind the other. */
+static inline void weft__local_gather(uint8_t *at, const struct weft_local *local, size_t n)
+{
+    for (size_t i = 0; i < n; at += local[i].len, i++)
+        if (WEFT_LIKELY(local[i].len))
+            memcpy(at, local[i].addr, local[i].len);
+}
 
 enum weft__op_kind {
     WEFT__OP_WRITE = WEFT_XFER_WRITE,

@@ -409,16 +409,19 @@ static bool may_be_list(const struct weft__conn *conn, const struct weft_xfer *x
            !x->notify && !(p && p->gpus) && !after && weft_list_empty(&conn->afters);
 }
 
+/* More payload than there is room for? */
+static bool is_longer(const struct weft_xfer *x, uint64_t room)
+{
+    for (size_t i = 0; i < x->nlocal; room -= x->local[i++].len)
+        if (x->local[i].len > room)
+            return true;
+    return false;
+}
+
 /* A short SEND that nobody will ask for is copied before weft_post returns. If it is large, it has been. p: what was prepared, or NULL. */
 static bool is_copied(const struct weft_xfer *x, const struct parts *p, const struct weft__after *after)
 {
-    uint64_t room = WEFT_INJECT;
-    if (WEFT_LIKELY(x->op != WEFT_XFER_SEND) || after || (p && p->large))
-        return false;
-    for (size_t i = 0; i < x->nlocal; room -= x->local[i++].len)
-        if (x->local[i].len > room)
-            return false;
-    return true;
+    return WEFT_UNLIKELY(x->op == WEFT_XFER_SEND) && !after && !(p && p->large) && !is_longer(x, WEFT_INJECT);
 }
 
 /* One that is copied and may go at once leaves nothing behind that needs an op. 1: it has gone; 0: it needs one. Lock held. */
@@ -440,17 +443,25 @@ static int inject(struct weft__conn *conn, const struct weft_xfer *x)
 }
 
 /* ... and one that has to wait keeps its copy. Endpoint lock held. */
-static int keep_copy(struct weft__op *op)
+static int keep_copy(struct weft__op *op, const struct weft_xfer *x)
 {
     uint8_t *at = malloc(op->total ? op->total : 1);
     if (!at)
         return weft_fail(-ENOMEM, "no memory for a message of %llu bytes", (unsigned long long)op->total);
     op->bounce = at;
     op->message = (struct weft__piece){.addr = at, .len = op->total};
-    for (size_t i = 0; i < op->npieces; at += op->pieces[i++].len)
-        if (op->pieces[i].len)
-            memcpy(at, op->pieces[i].addr, op->pieces[i].len);
+    weft__local_gather(at, x->local, x->nlocal);
     return 0;
+}
+
+/* Of what was copied, and is the caller's: his mems are not in use by it. Endpoint lock held. */
+static void leave_mems(struct weft__op *op)
+{
+    for (size_t i = 0; i < op->npieces; i++) {
+        if (op->pieces[i].reg)
+            op->pieces[i].reg->users--;
+        op->pieces[i].reg = NULL;
+    }
 }
 
 /* p is NULL for an operation that needs nothing prepared. Endpoint lock held. */
@@ -470,13 +481,15 @@ static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struc
     bool begun = WEFT_UNLIKELY(may_be_list(conn, x, p, after)) && begin_list(op, conn, x);
     rc = begun ? 0 : fill(op, conn, x);
     if (WEFT_UNLIKELY(copied) && rc == 0)
-        rc = keep_copy(op);
+        rc = keep_copy(op, x);
     if (WEFT_UNLIKELY(rc)) {
         weft__op_free(op);
         return rc;
     }
     if (WEFT_UNLIKELY(p != NULL) && !begun && !copied) /* what is copied needs nothing of it */
         adopt(op, p, x);
+    if (WEFT_UNLIKELY(op->bounce != NULL) && !out)
+        leave_mems(op);
     op->urgent = urgent;
     op->detached = !out;
     if (out)
@@ -500,22 +513,12 @@ static bool asks_whose(const struct weft_xfer *x)
     return i < x->nlocal;
 }
 
-/* Too long to go with its payload. */
-static bool is_large(const struct weft__endpoint *ep, const struct weft_xfer *x)
-{
-    uint64_t room = ep->eager;
-    for (size_t i = 0; i < x->nlocal; room -= x->local[i++].len)
-        if (x->local[i].len > room)
-            return true;
-    return false;
-}
-
 static inline WEFT__INLINE int post(struct weft__conn *conn, const struct weft_xfer *x, bool urgent, weft_op_t *out)
 {
     struct parts parts, *p = NULL;
     bool gpus = WEFT_UNLIKELY(conn->ep->gpu_apart) ||
                 (WEFT_UNLIKELY(asks_whose(x)) && weft__mem_gpus(conn->ep));
-    bool large = x->op == WEFT_XFER_SEND && is_large(conn->ep, x);
+    bool large = x->op == WEFT_XFER_SEND && is_longer(x, conn->ep->eager); /* to go with its payload */
     if (WEFT_UNLIKELY(gpus) || WEFT_UNLIKELY(large) || WEFT_UNLIKELY(x->notify != NULL)) {
         p = &parts;
         int rc = prepare(conn->ep, x, !out, p);

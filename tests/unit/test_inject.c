@@ -158,6 +158,31 @@ static void behind_one_that_waits(void **state)
     over_each(none_overtakes, true);
 }
 
+/* Of memory that is in a mem, which is not in use by what was copied: neither by what has gone nor by what waits. */
+static void a_mem_is_free_at_once(struct two *t)
+{
+    weft_mem_t mem;
+    struct weft_local local = {.addr = t->from, .len = 10};
+    WEFT_OK(weft_mem_reg(t->a, t->from, sizeof t->from, NULL, &mem));
+    local.mem = mem;
+    test_fill(t->from, local.len, 3, 0);
+    for (int i = 0; i < N; i++)
+        WEFT_OK(send_pieces(t, &local, 1));
+    WEFT_OK(weft_mem_dereg(mem));
+    for (int i = 0; i < N; i++)
+        expect(t, 3, local.len);
+    expect_ended(t, N, 0);
+}
+
+static void out_of_a_mem(void **state)
+{
+    (void)state;
+    over_each(a_mem_is_free_at_once, true);
+    weft_config_set("WEFT_EAGER", "0");
+    over_each(a_mem_is_free_at_once, true);
+    weft_config_set("WEFT_EAGER", NULL);
+}
+
 /* The conn is not up yet: they wait for that. */
 static void before_it_is_up(struct two *t)
 {
@@ -254,6 +279,7 @@ int main(void)
         cmocka_unit_test(more_than_may_be_under_way),
         cmocka_unit_test(where_none_goes_with_its_payload),
         cmocka_unit_test(behind_one_that_waits),
+        cmocka_unit_test(out_of_a_mem),
         cmocka_unit_test(posted_on_a_conn_that_is_not_up),
         cmocka_unit_test(nonsense),
         cmocka_unit_test(too_long_for_its_recv),

@@ -92,7 +92,9 @@ static void and_where_all_sleep(void **state)
     struct weft_nic *nic = s->pair.side[PAIR_B].nic;
     for (int i = 0; i < 2; i++) {
         struct pollfd seen[] = {{.fd = stranger_dial(s), .events = POLLIN}, {.events = POLLIN}};
+        uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
         while (!seen[0].revents) {
+            assert_true(weft_now() < deadline);
             seen[1].fd = s->pair.ops->wait_fd(nic);
             if (seen[1].fd >= 0)
                 assert_true(poll(seen, 2, PAIR_WAIT_MS) > 0);

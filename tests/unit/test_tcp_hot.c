@@ -214,8 +214,7 @@ static void who_has_heard_does_not_sleep(void **state)
     int64_t number = -1;
     to_and_fro(p, near, far);
     TEST_UNTIL((number = ask(p, near, far)) >= 0, settle_both(p), "one who has only heard");
-    while (p->a.ops->wait_fd(p->a.nic) == WEFT_EAGAIN)
-        side_poll(&p->a);
+    TEST_UNTIL(p->a.ops->wait_fd(p->a.nic) != WEFT_EAGAIN, side_poll(&p->a), "one who sleeps");
     assert_true(p->a.recs[number].done);
     settle_both(p);
 }

@@ -346,7 +346,8 @@ struct weft_op_status {
  *
  * A SEND of up to WEFT_INJECT bytes that nobody will ask for, and that names no stream, is copied: its memory is the
  * caller's again when this returns. It costs less than one with a handle: for messages whose answer says that they have
- * come. As any SEND it is matched in order, and arrives, or the conn goes down.
+ * come. As any SEND it is matched in order. One that finds too short a RECV, or whose conn goes down, is counted as failed
+ * (weft_conn_stats), and nobody is told.
  */
 #define WEFT_INJECT 216
 WEFT_API int weft_post(weft_conn_t conn, const struct weft_xfer *xfer, weft_op_t *op);
