@@ -169,6 +169,7 @@ def local_rows(t):
 
 
 CONNS_TURNS = 5  # samples of the same vary by a third
+CONNS_WRITES = 100  # by each of CONNS: the first ones are those in which its windows grow
 CONNS_ROW = f"tcp write 1 MiB, {CONNS_DEPTH} under way"
 CONNS_BLOCKS = f"{CONNS_ROW}, {BLOCKS}"
 SPREAD = ("conns", "tcp", str(CONNS_DEPTH), "20")  # the first blocks are those in which windows grow
@@ -188,10 +189,10 @@ MANY = f"{IDLE_MANY} conns"
 
 
 def conns_rows(t):
-    depth = ("--depth", str(CONNS_DEPTH))
+    shape = ("--depth", str(CONNS_DEPTH), "--iters", str(CONNS * CONNS_WRITES))
     yield Row(CONNS_ROW, "GB/s", {
-        BY_CONNS[0]: lambda: t.tcp.bandwidth("write", MIB, *depth),
-        BY_CONNS[1]: lambda: t.tcp.bandwidth("write", MIB, *depth, "--conns", str(CONNS))},
+        BY_CONNS[0]: lambda: t.tcp.bandwidth("write", MIB, *shape),
+        BY_CONNS[1]: lambda: t.tcp.bandwidth("write", MIB, *shape, "--conns", str(CONNS))},
               turns=CONNS_TURNS)
     yield Row(CONNS_BLOCKS, "GB/s", dict.fromkeys(BY_CONNS), turns=2,
               together=lambda: t.paired.bandwidths(MIB, *SPREAD))
