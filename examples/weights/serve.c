@@ -2,7 +2,7 @@
 /*
  * The server: lets clients read pieces of its files.
  *
- * One thread keeps the list of clients and answers their messages; windows are the mapper's.
+ * One thread keeps the list of clients and answers their messages; windows are the loader's.
  * Nothing of a client is trusted: it names files and pieces by number, and may hold a bounded
  * number of windows.
  */
@@ -28,7 +28,7 @@ struct server {
     weft_mem_t manifest;
     struct weft_remote manifest_remote;
     struct client *clients;
-    struct mapper mapper;
+    struct loader loader;
 };
 
 /* --- clients ------------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ static struct client *find_client(struct server *s, weft_conn_t conn)
 static void drop_client(struct server *s, struct client *c)
 {
     weft_conn_close(c->conn);
-    mapper_drop(&s->mapper, c->conn);
+    loader_drop(&s->loader, c->conn);
     struct client **link = &s->clients;
     while (*link != c)
         link = &(*link)->next;
@@ -86,7 +86,7 @@ static int on_open(struct server *s, struct client *c, const struct message *m)
     const struct manifest *all = &s->catalog.manifest;
     if (m->file >= all->nfiles || m->piece >= all->files[m->file].npieces)
         return WEFT_EPROTO;
-    return mapper_open(&s->mapper, c->conn, m);
+    return loader_open(&s->loader, c->conn, m);
 }
 
 static int on_message(struct server *s, struct client *c, const struct weft_notif *notif)
@@ -103,7 +103,7 @@ static int on_message(struct server *s, struct client *c, const struct weft_noti
     case MSG_OPEN:
         return on_open(s, c, &m);
     case MSG_CLOSE:
-        return mapper_close(&s->mapper, c->conn, m.id);
+        return loader_close(&s->loader, c->conn, m.id);
     default:
         return WEFT_EPROTO;
     }
@@ -175,7 +175,7 @@ static int listen_for_clients(struct server *s, const struct serve_opts *opts)
 /* From the first client to the last window. */
 static int work(struct server *s, const struct serve_opts *opts)
 {
-    int rc = mapper_start(&s->mapper, &s->catalog, s->endpoint, opts->threads);
+    int rc = loader_start(&s->loader, &s->catalog, s->endpoint, opts->threads);
     if (rc)
         return rc;
     rc = announce(s);
@@ -183,7 +183,7 @@ static int work(struct server *s, const struct serve_opts *opts)
         rc = run(s);
     while (s->clients)
         drop_client(s, s->clients);
-    mapper_stop(&s->mapper);
+    loader_stop(&s->loader);
     return rc;
 }
 

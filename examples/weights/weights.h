@@ -3,8 +3,8 @@
  * weights: what its files share, grouped by file.
  *
  * The server describes its files in one manifest, which the client reads whole, once a session.
- * Files are cut into pieces of PIECE bytes. For each piece the client asks the server to map it
- * (OPEN), gets a 64-byte remote (WINDOW), reads it into a buffer and writes that to the file, and
+ * Files are cut into pieces of PIECE bytes. For each piece the client asks the server to have it
+ * in memory (OPEN), gets a 64-byte remote (WINDOW), reads it into a buffer and writes that to the file, and
  * the read itself carries the notification (CLOSE) that gives the window back.
  */
 #ifndef WEIGHTS_H
@@ -141,7 +141,7 @@ int catalog_file(const struct catalog *c, size_t i);
 enum message_type {
     MSG_HELLO = 1, /* client: what do you have? */
     MSG_WELCOME,   /* server: len and remote of the manifest, digest is its id */
-    MSG_OPEN,      /* client: map this piece of this file, call it id */
+    MSG_OPEN,      /* client: have this piece of this file in memory, call it id */
     MSG_WINDOW,    /* server: len and remote of piece id, or a status */
     MSG_CLOSE      /* client: piece id was read */
 };
@@ -149,7 +149,7 @@ enum message_type {
 enum message_status {
     STATUS_OK,
     STATUS_CHANGED,    /* the file is no longer the one in the manifest */
-    STATUS_UNREADABLE, /* the server cannot open or map it */
+    STATUS_UNREADABLE, /* the server cannot open or read it */
     STATUS_BUSY        /* too many windows are open: ask again when one has been closed */
 };
 
@@ -310,17 +310,15 @@ struct cat_result {
  * into a scratch file below root. */
 int cat_through_socket(int root, const struct manifest *m, uint64_t limit, struct cat_result *out);
 
-/* --- arena.c: addresses for windows ----------------------------------------------------------- */
+/* --- arena.c: memory for windows ---------------------------------------------------------------- */
 
-#define SLOTS 1024 /* windows of all clients: 4 GiB of addresses */
+#define SLOTS 256 /* windows of all clients: 1 GiB, of which as much is used as were ever open at once */
 
 int arena_open(void);
 /* Where a slot begins; it is PIECE bytes long. */
 uint8_t *arena_slot(int slot);
-/* Map nothing there: what is read is zeros. */
-void arena_blank(int slot);
 
-/* --- mapper.c: windows are opened and closed -------------------------------------------------- */
+/* --- loader.c: windows are opened and closed -------------------------------------------------- */
 
 #define WINDOWS_MOST 128 /* of one client: twice the depth it may have */
 
@@ -331,7 +329,7 @@ struct window {
     weft_mem_t mem; /* 0: not registered */
 };
 
-struct mapper {
+struct loader {
     const struct catalog *catalog;
     weft_endpoint_t endpoint;
     pthread_mutex_t lock; /* for all below */
@@ -343,17 +341,17 @@ struct mapper {
     pthread_t threads[THREADS_MOST];
     int nthreads; /* 0: whoever calls does the work */
 };
-int mapper_start(struct mapper *m, const struct catalog *catalog, weft_endpoint_t endpoint,
+int loader_start(struct loader *l, const struct catalog *catalog, weft_endpoint_t endpoint,
                  int threads);
 /* A conn asks for a window, and hears when it is open, or why not. WEFT_EPROTO if it holds one of
  * that id. */
-int mapper_open(struct mapper *m, weft_conn_t conn, const struct message *ask);
+int loader_open(struct loader *l, weft_conn_t conn, const struct message *ask);
 /* A conn gives a window back. WEFT_EPROTO if it is not open. */
-int mapper_close(struct mapper *m, weft_conn_t conn, uint32_t id);
+int loader_close(struct loader *l, weft_conn_t conn, uint32_t id);
 /* Close all windows of a conn, which is closed itself: then no read is under way. */
-void mapper_drop(struct mapper *m, weft_conn_t conn);
+void loader_drop(struct loader *l, weft_conn_t conn);
 /* When all conns were dropped; what is queued is done first. */
-void mapper_stop(struct mapper *m);
+void loader_stop(struct loader *l);
 
 /* --- serve.c, pull.c: the two commands ------------------------------------------------------- */
 
@@ -361,7 +359,7 @@ struct serve_opts {
     const char *dir;
     const char *listen;
     const char *transport;
-    int threads; /* that map files; 1: none but the one that answers */
+    int threads; /* that read files; 1: none but the one that answers */
 };
 int serve(const struct serve_opts *opts);
 
