@@ -3,6 +3,7 @@
 #include "weights.h"
 
 #include <errno.h>
+#include <string.h>
 #include <sys/mman.h>
 
 static uint8_t *arena;
@@ -16,8 +17,11 @@ int arena_open(void)
 {
     arena = mmap(NULL, SLOTS * PIECE, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena == MAP_FAILED)
-        return -errno;
+    if (arena == MAP_FAILED) {
+        int rc = -errno;
+        say("no room for windows, %d MiB of addresses: %s", (int)(SLOTS * PIECE >> 20), strerror(-rc));
+        return rc;
+    }
     madvise(arena, SLOTS * PIECE, MADV_HUGEPAGE); /* only faster */
     return 0;
 }
