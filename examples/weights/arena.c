@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the server has the pieces that are read from it: slots of one range, which take memory from when they are first written to. */
+/* Where the server has the pieces that are read from it: slots of one range, which take memory when they are first written to. */
 #include "weights.h"
 
 #include <errno.h>

@@ -2,9 +2,10 @@
 /*
  * Windows: pieces of files in registered memory, so that a client reads them.
  *
- * Files are read, not mapped: to put 4 MiB of a mapping into the page table, and to take it out again, takes the kernel longer than to
- * copy them, and what is copied is sent out of huge pages. It still takes half as long as moving the bytes, so threads can do it while
- * the one that answers messages goes on, and while Weft's own move bytes. With one thread there are none: who asks does it.
+ * Files are read, not mapped: to put 4 MiB of a mapping into the page table, and to take it out again,
+ * takes the kernel longer than to copy them, and what is copied is sent out of huge pages. It still takes
+ * half as long as moving the bytes, so threads can do it while the one that answers messages goes on, and
+ * while Weft's own move bytes. With one thread there are none: who asks does it.
  *
  * A window has one owner at a time. It is OPENING or CLOSING while it is in the queue or in a
  * loader's hands, and nobody else touches it then, but for `conn`: 0 there says that the client is
