@@ -13,6 +13,11 @@ uint8_t *arena_slot(int slot)
     return arena + (size_t)slot * PIECE;
 }
 
+void arena_forget(void)
+{
+    madvise(arena, SLOTS * PIECE, MADV_DONTNEED);
+}
+
 int arena_open(void)
 {
     arena = mmap(NULL, SLOTS * PIECE, PROT_READ | PROT_WRITE,

@@ -258,3 +258,21 @@ void loader_drop(struct loader *l, weft_conn_t conn)
         if (disown(l, &l->windows[i], conn))
             give(l, i);
 }
+
+static int is_at_rest(struct loader *l)
+{
+    int held = 0;
+    pthread_mutex_lock(&l->lock);
+    for (int i = 0; i < SLOTS; i++)
+        held += l->windows[i].state != WINDOW_FREE;
+    pthread_mutex_unlock(&l->lock);
+    return held == 0;
+}
+
+int loader_rest(struct loader *l)
+{
+    int all = is_at_rest(l);
+    if (all)
+        arena_forget();
+    return all;
+}

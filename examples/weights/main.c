@@ -10,9 +10,10 @@
 
 #define DEPTH 16   /* 64 MiB under way: enough for 100 Gbit/s at 5 ms */
 #define RETRY_S 30 /* long enough to restart a server */
+#define IDLE_S 60  /* memory that is new costs the first pull a tenth of its speed */
 
 static const char usage[] =
-    "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N]\n"
+    "weights serve DIR [--listen HOST:PORT] [--transport T] [--threads N] [--idle SECONDS]\n"
     "weights pull HOST:PORT DEST [--transport T] [--threads N] [--depth N]\n"
     "             [--retry SECONDS] [--limit MB/s] [--no-check] [--verify] [--no-compare]\n"
     "weights pull HOST:PORT --memory [OPTION]...      all of these but --verify\n"
@@ -24,10 +25,11 @@ static const char usage[] =
     "\n"
     "  --listen HOST:PORT  address to accept clients at (127.0.0.1, any free port)\n"
     "  --transport T       names of transports to use, best first (all)\n"
-    "  --threads N         threads for a kind of work, 1 to 8: of serve those that map files, of "
+    "  --threads N         threads for a kind of work, 1 to 8: of serve those that read files, of "
     "pull\n"
     "                      those that check and write, of both Weft's (half of the "
     "processors)\n"
+    "  --idle SECONDS      without a client for so long, give the memory of pieces back (60)\n"
     "  --depth N           pieces of 4 MiB under way at a time, 1 to 64 (16)\n"
     "  --retry SECONDS     how long to try to reach a server that is away (30)\n"
     "  --limit MB/s        move at most so many million bytes a second\n"
@@ -70,6 +72,8 @@ static int bad_option(int c)
         return bad_usage("--threads takes a whole number from 1 to 8");
     case 'd':
         return bad_usage("--depth takes a number from 1 to 64");
+    case 'i':
+        return bad_usage("--idle takes seconds, from 0 to 1000000");
     case 'r':
         return bad_usage("--retry takes seconds, from 0 to 1000000");
     case 'm':
@@ -84,9 +88,10 @@ static int main_serve(int argc, char **argv)
     static const struct option options[] = {{"listen", required_argument, NULL, 'l'},
                                             {"transport", required_argument, NULL, 't'},
                                             {"threads", required_argument, NULL, 'T'},
+                                            {"idle", required_argument, NULL, 'i'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    struct serve_opts opts = {.threads = threads_default()};
+    struct serve_opts opts = {.threads = threads_default(), .idle = IDLE_S};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 'l')
             opts.listen = optarg;
@@ -94,9 +99,11 @@ static int main_serve(int argc, char **argv)
             opts.transport = optarg;
         else if (c == 'T')
             opts.threads = threads_option(optarg);
+        else if (c == 'i')
+            opts.idle = number(optarg, 0, 1e6);
         else
             return c == 'h' ? help() : bad_option(c);
-        if (opts.threads < 0)
+        if (opts.threads < 0 || opts.idle < 0)
             return bad_option(c);
     }
     if (argc - optind != 1)

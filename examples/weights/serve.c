@@ -28,6 +28,7 @@ struct server {
     weft_mem_t manifest;
     struct weft_remote manifest_remote;
     struct client *clients;
+    double idle, left_at; /* seconds: see serve_opts; when the last client went, 0: it has been seen to */
     struct loader loader;
 };
 
@@ -59,6 +60,7 @@ static void drop_client(struct server *s, struct client *c)
         link = &(*link)->next;
     *link = c->next;
     free(c);
+    s->left_at = seconds();
 }
 
 static void sweep(struct server *s)
@@ -69,6 +71,8 @@ static void sweep(struct server *s)
         if (weft_conn_info(c->conn, &info) < 0 || info.state == WEFT_CONN_DOWN)
             drop_client(s, c);
     }
+    if (!s->clients && s->left_at > 0 && seconds() - s->left_at >= s->idle && loader_rest(&s->loader))
+        s->left_at = 0;
 }
 
 /* --- messages ------------------------------------------------------------------------------ */
@@ -195,6 +199,7 @@ int serve(const struct serve_opts *opts)
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    s->idle = opts->idle;
     int rc = catalog_open(&s->catalog, opts->dir);
     if (rc) {
         free(s);

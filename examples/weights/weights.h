@@ -312,11 +312,13 @@ int cat_through_socket(int root, const struct manifest *m, uint64_t limit, struc
 
 /* --- arena.c: memory for windows ---------------------------------------------------------------- */
 
-#define SLOTS 256 /* windows of all clients: 1 GiB, of which as much is used as were ever open at once */
+#define SLOTS 256 /* windows of all clients: 1 GiB, of which as much is used as were open at once */
 
 int arena_open(void);
 /* Where a slot begins; it is PIECE bytes long. */
 uint8_t *arena_slot(int slot);
+/* No slot takes memory until it is written to again. */
+void arena_forget(void);
 
 /* --- loader.c: windows are opened and closed -------------------------------------------------- */
 
@@ -350,6 +352,8 @@ int loader_open(struct loader *l, weft_conn_t conn, const struct message *ask);
 int loader_close(struct loader *l, weft_conn_t conn, uint32_t id);
 /* Close all windows of a conn, which is closed itself: then no read is under way. */
 void loader_drop(struct loader *l, weft_conn_t conn);
+/* There is no client: give the memory of windows back. Returns whether all are closed, and it is. */
+int loader_rest(struct loader *l);
 /* When all conns were dropped; what is queued is done first. */
 void loader_stop(struct loader *l);
 
@@ -360,6 +364,7 @@ struct serve_opts {
     const char *listen;
     const char *transport;
     int threads; /* that read files; 1: none but the one that answers */
+    double idle; /* seconds without a client after which memory of windows is given back */
 };
 int serve(const struct serve_opts *opts);
 

@@ -65,7 +65,7 @@ start() {
 }
 
 serve() { # address
-    start "$weights" serve "$src" --listen "$1" --transport "$transport" --threads "$threads"
+    start "$weights" serve "$src" --listen "$1" --transport "$transport" --threads "$threads" --idle 0
 }
 
 stop_server() { # signal
@@ -353,45 +353,56 @@ case_stranger() {
     random_file a 100000
     serve 127.0.0.1:0
     "$programs/weights_stranger" "$address" "$transport" 2>>"$work/pull.log" || fail "stranger"
+    nothing_held
     pull || fail "pull: status $?"
     same
+    nothing_held
     end_server
 }
 
-# Start a pull, and wait until pieces arrive: then windows are open.
-start_moving() { # options
+# KiB of the server's memory for windows, which is a mapping of 1 GiB: those that were written to.
+held() {
+    awk '/^Size:/ { arena = $2 >= 1048576 && $2 < 1310720 } /^Rss:/ && arena { n += $2 } END { print n + 0 }' \
+        "/proc/$server/smaps" 2>/dev/null
+}
+
+# The server has no window open: without clients it gives their memory back, once all are closed.
+nothing_held() {
+    kill -0 "$server" || fail "the server is gone"
+    for _ in $(seq 200); do
+        [ "$(held)" -eq 0 ] && return
+        sleep 0.05
+    done
+    fail "windows stay open: $(held) KiB"
+}
+
+# Start a pull, and wait until the server has a window open for it.
+start_held() { # options
     for _ in $(seq 20); do
         start_pull "$@"
         while kill -0 "$client" 2>/dev/null; do
-            find "$dst" -name '*.part' -size +0 2>/dev/null | grep -q . && return
+            [ "$(held)" -gt 0 ] && return
         done
         wait "$client" || fail "pull: status $?"
         rm -rf "$dst"
+        nothing_held
     done
-    fail "the pull is over before a piece is seen"
-}
-
-# MiB of the server's memory for windows, a mapping of 1 GiB: of as many as were ever open at once.
-window_memory() {
-    awk '/^Size:/ { arena = $2 >= 1048576 && $2 < 1310720 } /^Rss:/ && arena { n += $2 } END { print int(n / 1024) }' \
-        "/proc/$server/smaps"
+    fail "no window is seen before the pull is over"
 }
 
 case_killed() {
     for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
     serve 127.0.0.1:0
     for _ in $(seq 6); do
-        start_moving --depth 64
+        start_held --depth 64
         kill -9 $client
         wait $client 2>/dev/null
         rm -rf "$dst"
-        sleep 1 # until the server has noticed
+        nothing_held # of this one, before the next
     done
-    pull --depth 64 || fail "pull: status $?"
+    pull || fail "pull: status $?"
     same
-    # 36 pieces, so many windows at once, and the next client may have come before the last one's were closed
-    [ "$(window_memory)" -gt 0 ] || fail "the memory for windows is not found"
-    [ "$(window_memory)" -le $((2 * 36 * PIECE / MIB)) ] || fail "windows stay open: $(window_memory) MiB"
+    nothing_held
     end_server
 }
 
@@ -399,11 +410,12 @@ case_stopped() {
     for i in $(seq 6); do random_file "file $i" $((5 * PIECE + i)); done
     serve 127.0.0.1:0
     for _ in $(seq 3); do
-        start_moving --depth 64 --retry 20
+        start_held --depth 64 --retry 20
         end_server
         serve "$address"
         wait $client || fail "pull: status $?"
         same
+        nothing_held
         rm -rf "$dst"
     done
     end_server
@@ -417,6 +429,7 @@ pull_with() { # threads threads
     pull || fail "pull $2 from $1: status $?"
     same
     [ "$(moved)" -eq "$(size_of_src)" ] || fail "pull $2 from $1: moved $(moved) bytes"
+    nothing_held
     end_server
     rm -rf "$dst"
 }
@@ -450,6 +463,8 @@ case_threads() {
         sentence="--${option% *} takes"
         refused pull 127.0.0.1:1 "$dst" "--${option% *}" "${option#* }"
     done
+    sentence='--idle takes'
+    refused serve "$src" --idle -1
     "$weights" pull --help | grep -q -e --depth || fail "pull --help"
 }
 
