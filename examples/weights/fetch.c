@@ -71,6 +71,14 @@ static void fail_file(struct fetch *f, uint32_t file, const char *why)
     close_file(t);
 }
 
+/* It cannot be opened or named. Where no descriptor is left, so it would be with all others, too. */
+static void fail_store(struct fetch *f, uint32_t file, int rc)
+{
+    if (rc == -EMFILE || rc == -ENFILE)
+        f->stop = rc;
+    fail_file(f, file, strerror(-rc));
+}
+
 /* All pieces of a file are in place. */
 static void complete_file(struct fetch *f, uint32_t file)
 {
@@ -78,7 +86,7 @@ static void complete_file(struct fetch *f, uint32_t file)
     int named = f->root >= 0 && !f->session->opts->verify;
     int rc = named ? store_finish(f->root, t->entry->name, PART_SUFFIX) : 0;
     if (rc) {
-        fail_file(f, file, strerror(-rc));
+        fail_store(f, file, rc);
         return;
     }
     f->settled++;
@@ -95,7 +103,7 @@ static void open_file(struct fetch *f, uint32_t file)
         t->fd = store_open(f->root, t->entry->name, PART_SUFFIX, O_RDWR | O_CREAT);
         int rc = t->fd < 0 ? t->fd : ftruncate(t->fd, (off_t)t->entry->size) ? -errno : 0;
         if (rc) {
-            fail_file(f, file, strerror(-rc));
+            fail_store(f, file, rc);
             return;
         }
     }
@@ -126,7 +134,7 @@ static int is_in_turns(const struct fetch *f, uint32_t file)
 /* The next file to ask for pieces of, beside those in turns. */
 static uint32_t next_file(struct fetch *f)
 {
-    for (; f->cursor < f->manifest->nfiles; f->cursor++) {
+    for (; f->cursor < f->manifest->nfiles && !f->stop; f->cursor++) {
         struct target *t = &f->targets[f->cursor];
         if (t->state == FILE_NEW)
             open_file(f, f->cursor);
@@ -309,7 +317,7 @@ static int on_window(struct fetch *f, const struct message *m)
         f->asked_at = seconds() + BUSY_PAUSE;
     else
         fail_file(f, s->file,
-                  m->status == STATUS_CHANGED ? "changed on the server since it was started"
+                  m->status == STATUS_CHANGED ? "changed on the server since it was started, or gone"
                                               : "cannot be read on the server");
     put_away(f, s, 0);
     return 0;
@@ -458,7 +466,7 @@ static int turn(struct fetch *f)
 /* Files of which nothing is missing need no server. */
 static void complete_files(struct fetch *f)
 {
-    for (uint32_t i = 0; i < f->manifest->nfiles; i++)
+    for (uint32_t i = 0; i < f->manifest->nfiles && !f->stop; i++)
         if (f->targets[i].state == FILE_NEW && f->targets[i].todo == 0)
             open_file(f, i);
 }
@@ -470,7 +478,7 @@ static int run(struct fetch *f)
     for (int i = 0; i < THREADS_MOST; i++)
         f->turns[i] = NO_FILE;
     complete_files(f);
-    while (rc >= 0 && f->settled < f->manifest->nfiles) {
+    while (rc >= 0 && !f->stop && f->settled < f->manifest->nfiles) {
         if (f->session->conn) {
             rc = turn(f);
             if (rc < 0)
@@ -482,7 +490,9 @@ static int run(struct fetch *f)
     }
     show_progress(0, 0, 0);
     drop_server(f);
-    return rc < 0 ? rc : 0;
+    if (f->stop)
+        say("giving up: nothing else can be opened, either (ulimit -n); pulling again goes on");
+    return rc < 0 ? rc : f->stop;
 }
 
 /* --- memory -------------------------------------------------------------------------------- */

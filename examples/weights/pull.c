@@ -156,7 +156,7 @@ static int report(const struct pull *p)
     const struct fetch *f = &p->fetch;
     uint32_t done = count(p, FILE_DONE);
     double moving = f->moved_at - f->started;
-    printf("files    %u of %u done, %llu bytes\n", done, p->manifest.nfiles,
+    printf("files    %u of %u done, of %llu bytes\n", done, p->manifest.nfiles,
            (unsigned long long)p->manifest.bytes);
     printf("moved    %llu bytes in %.3f s: %.3f GB/s (%s); %llu bytes were here\n",
            (unsigned long long)f->moved, moving, rate(f->moved, moving), p->path,

@@ -116,7 +116,7 @@ int session_connect(struct session *s, struct message *welcome)
         if (last)
             say("%s: %s", s->opts->address, s->why);
         else if (!said++)
-            say("%s: %s; tried again for %d s", s->opts->address, s->why, s->opts->retry);
+            say("%s: %s; trying for %d s", s->opts->address, s->why, s->opts->retry);
         if (last)
             return rc;
         usleep((useconds_t)((pause < left ? pause : left) * 1e6));

@@ -290,6 +290,7 @@ struct fetch {
     int writing;              /* slots that the writers have */
     uint64_t missing;         /* pieces that are not in place */
     uint32_t settled;         /* files that are WHOLE, DONE or FAILED */
+    int stop;                 /* why no file can be opened any more */
     double asked_at;          /* with a limit: when the next piece may be asked for */
     double heard_at;          /* when something last happened */
     int barren;               /* losses of the server in a row without a piece between them */

@@ -442,6 +442,26 @@ case_files() {
     pull_with "$n" "$n"
     pull_with 8 "$n"
     pull_with "$n" 2
+    [ "$n" = 1 ] || no_descriptors
+}
+
+# What has no descriptor for a file has none for the others: one sentence, not one for each. How many the rest of a pull
+# takes depends on the transport, so the most that are too few are looked for.
+no_descriptors() {
+    for i in $(seq 40); do random_file "small $i" 100; done
+    serve 127.0.0.1:0
+    local few said=0
+    for few in $(seq 20 3 80); do
+        rm -rf "$dst"
+        : >"$work/pull.log"
+        (ulimit -n "$few" && pull --retry 0) && break
+        [ "$(grep -c 'Too many open files$' "$work/pull.log")" -le 1 ] || fail "$few descriptors: said for each file"
+        grep -q '^weights: small .*Too many open files$' "$work/pull.log" && said=1
+    done
+    [ $said = 1 ] || fail "no number of descriptors was too few for a file alone"
+    pull || fail "pull with descriptors: status $?"
+    same
+    end_server
 }
 
 # A command line that is refused: so, and nothing is begun.
