@@ -24,8 +24,8 @@
 #
 #   weft_add_efa_test(FILE [LONG] [LABELS ...])
 #       The program of weft_add_contract_test for efa over libfabric's providers in software, each with
-#       its own oddities: contract.FILE.efa.shm, .tcp_rxm, .udp_rxd. None may skip. LONG: the last, which is
-#       slow, has the label long, and is for .ci/run.
+#       its own oddities: contract.FILE.efa.shm, .tcp_rxm, .udp_rxd. None may skip. LONG: the last two, which are
+#       slow, have the label long, and are for .ci/run.
 #
 #   weft_add_efa_double_test(FILE [LABELS ...])
 #       The same over a libfabric that is worse than the real one (tests/fake/fabric/README.md), with the name

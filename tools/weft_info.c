@@ -64,6 +64,15 @@ static void print_devices(const char *transport, bool verbose)
     }
 }
 
+static int usable_devices(const char *transport)
+{
+    struct weft_device_info d;
+    int n = 0;
+    for (int j = 0; weft_device_info(transport, j, &d) == 0; j++)
+        n += d.usable != 0;
+    return n;
+}
+
 static int print_transports(bool verbose)
 {
     struct weft_transport_info t;
@@ -75,8 +84,7 @@ static int print_transports(bool verbose)
         if (!t.usable)
             printf("    not usable: %s\n", t.reason);
         if (t.usable && verbose)
-            printf("    priority %d, %d device%s\n", t.priority, t.ndevices,
-                   t.ndevices == 1 ? "" : "s");
+            printf("    priority %d, %d of %d devices usable\n", t.priority, usable_devices(t.name), t.ndevices);
         print_devices(t.name, verbose);
         usable += t.usable;
     }
