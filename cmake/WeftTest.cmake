@@ -186,10 +186,10 @@ set(WEFT_EFA_ALONE_shm FI_PROVIDER=shm)
 set(WEFT_EFA_ALONE_tcp_rxm FI_PROVIDER=tcp,ofi_rxm)
 set(WEFT_EFA_ALONE_udp_rxd FI_PROVIDER=udp,ofi_rxd)
 
-function(weft__efa_entry name file provider)
+# A test of this name: a program over a provider.
+function(weft_add_efa_entry name program provider)
     cmake_parse_arguments(PARSE_ARGV 3 arg "" "" "LABELS;ENVIRONMENT")
-    weft__test_entry(contract.${file}.efa.${name} contract_${file} TIMEOUT 360
-                     LABELS contract efa ${provider} ${arg_LABELS} ENVIRONMENT
+    weft__test_entry(${name} ${program} TIMEOUT 360 LABELS efa ${provider} ${arg_LABELS} ENVIRONMENT
                      WEFT_TEST_TRANSPORT=efa WEFT_TEST_NO_SKIP=1
                      "WEFT_EFA_PROVIDER=${WEFT_EFA_${provider}}" ${WEFT_EFA_ALONE_${provider}} FI_TCP_IFACE=lo
                      FI_UDP_IFACE=lo ${WEFT_EFA_QUICK} ${arg_ENVIRONMENT})
@@ -202,19 +202,20 @@ function(weft_add_efa_test file)
         if(arg_LONG AND NOT provider STREQUAL shm)
             set(long long)
         endif()
-        weft__efa_entry(${provider} ${file} ${provider} LABELS ${long} ${arg_LABELS})
+        weft_add_efa_entry(contract.${file}.efa.${provider} contract_${file} ${provider} LABELS contract ${long} ${arg_LABELS})
     endforeach()
 endfunction()
 
 # As over a provider that cannot wake who sleeps, as EFA's cannot.
 function(weft_add_efa_polled_test file)
-    weft__efa_entry(tcp_rxm.polled ${file} tcp_rxm ENVIRONMENT WEFT_EFA_WAIT=0)
+    weft_add_efa_entry(contract.${file}.efa.tcp_rxm.polled contract_${file} tcp_rxm LABELS contract
+                       ENVIRONMENT WEFT_EFA_WAIT=0)
 endfunction()
 
 # With memory of GPUs that the provider does not reach, over the double of a GPU's driver.
 function(weft_add_efa_gpu_test file provider)
-    weft__efa_entry(${provider}.cuda.fake ${file} ${provider} LABELS gpu fake long ENVIRONMENT
-                    WEFT_TEST_GPU=cuda WEFT_TEST_MEMORY=gpu0 ${WEFT_TEST_ONCE} WEFT_CUDA_LIBRARY=$<TARGET_FILE:fake_cuda>)
+    weft_add_efa_entry(contract.${file}.efa.${provider}.cuda.fake contract_${file} ${provider}
+                    LABELS contract gpu fake long ENVIRONMENT WEFT_TEST_GPU=cuda WEFT_TEST_MEMORY=gpu0 ${WEFT_TEST_ONCE} WEFT_CUDA_LIBRARY=$<TARGET_FILE:fake_cuda>)
 endfunction()
 
 # Over a libfabric with the attributes of EFA, that does all it may. double: over shm; noread: without READ, called efa.

@@ -341,6 +341,10 @@ void efa_msg_last(struct efa_link *link, enum efa_kind kind)
     struct efa_slot *slot = link->to ? efa_slot_get(&nic->smalls) : NULL;
     if (!slot)
         return; /* the peer finds out when it wants something */
+    if (!efa_process_alive(link->process)) { /* nobody would take it, and some providers never say so */
+        efa_slot_put(slot);
+        return;
+    }
     fill_head(link, slot, kind);
     slot->len = sizeof(struct efa_head);
     slot->to = efa_name_keep(link->to);

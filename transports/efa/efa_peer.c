@@ -84,7 +84,8 @@ void efa_name_put(struct efa_nic *nic, struct efa_name *name)
 
 /* --- processes ------------------------------------------------------------------------------------------- */
 
-/* When a process started, in ticks after boot: tells it from a later one of the same number. 0: it is not there. */
+/* When a process started, in ticks after boot: tells it from a later one of the same number. 0: it cannot be looked at, as where
+ * /proc hides the processes of others, or no descriptor is left. */
 static uint64_t start_of(uint32_t pid)
 {
     char path[64], line[1024];
@@ -125,6 +126,13 @@ static bool is_here(const struct efa_nic *nic, const struct efa_address *peer)
            memcmp(nic->boot, peer->boot, sizeof unknown) == 0;
 }
 
+/* Has the number gone to another process since? */
+static bool is_another(const struct efa_address *peer)
+{
+    uint64_t started = start_of(peer->pid);
+    return started && peer->started && started != peer->started;
+}
+
 static struct efa_process *process_new(struct efa_nic *nic, const struct efa_address *peer)
 {
     struct efa_process *process = calloc(1, sizeof *process);
@@ -134,7 +142,7 @@ static struct efa_process *process_new(struct efa_nic *nic, const struct efa_add
     process->pid = peer->pid;
     process->started = peer->started;
     process->fd = (int)syscall(SYS_pidfd_open, peer->pid, 0);
-    process->dead = process->fd < 0 ? errno == ESRCH : start_of(peer->pid) != peer->started;
+    process->dead = process->fd < 0 ? errno == ESRCH : is_another(peer);
     if ((process->fd < 0 && errno != ESRCH) ||
         (process->fd >= 0 && epoll_ctl(nic->epoll_fd, EPOLL_CTL_ADD, process->fd, &event) < 0)) {
         weft_log(WEFT_LOG_WARN, "efa", "%s: process %u cannot be watched: %m", nic->name,
@@ -202,7 +210,9 @@ void efa_process_look(struct efa_nic *nic)
         if (process->dead || efa_process_alive(process))
             continue;
         process->dead = true;
-        epoll_ctl(nic->epoll_fd, EPOLL_CTL_DEL, process->fd, NULL); /* it stays readable */
+        epoll_ctl(nic->epoll_fd, EPOLL_CTL_DEL, process->fd, NULL); /* it stays readable, and a child may have it, too */
+        close(process->fd); /* now: who refers to the process may do so for long */
+        process->fd = -1;
         tell_links(nic, process);
     }
 }
