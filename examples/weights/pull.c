@@ -51,13 +51,27 @@ static int open_dest(struct pull *p)
     return -EBUSY;
 }
 
+/* The server went between its welcome and the end of its manifest. */
+static int is_lost(const struct pull *p, int rc)
+{
+    struct weft_conn_info info;
+    return rc < 0 && rc != WEFT_EPROTO &&
+           (weft_conn_info(p->session.conn, &info) < 0 || info.state == WEFT_CONN_DOWN);
+}
+
 static int meet_server(struct pull *p)
 {
     struct message welcome;
     struct weft_conn_info info;
-    int rc = session_connect(&p->session, &welcome);
-    if (!rc)
-        rc = session_manifest(&p->session, &welcome, &p->manifest);
+    double until = seconds() + p->opts->retry;
+    int rc = 0, lost = 0;
+    do {
+        session_drop(&p->session);
+        rc = session_connect(&p->session, &welcome);
+        if (!rc)
+            rc = session_manifest(&p->session, &welcome, &p->manifest);
+        lost = p->session.conn && is_lost(p, rc);
+    } while (lost && seconds() < until);
     if (!rc && weft_conn_info(p->session.conn, &info) >= 0)
         memcpy(p->path, info.path, sizeof p->path);
     return rc;

@@ -10,6 +10,8 @@
 
 /* The server answers at once or not at all: seconds are for a machine under load. */
 #define ANSWER_MS 10000
+/* The least that a network is taken to carry: how long to wait for what is long. */
+#define SLOWEST_MS 1000 /* bytes in a millisecond */
 #define LOOK_MS 50 /* so often it is looked whether it is still there */
 #define CONNECT_MS 5000
 /* Pause between two attempts: doubles from the first to the last. */
@@ -132,9 +134,12 @@ int session_manifest(struct session *s, const struct message *welcome, struct ma
         return WEFT_EPROTO;
     }
     uint8_t *blob = malloc(welcome->len);
-    if (!blob)
+    if (!blob) {
+        say("no memory for the server's manifest of %llu bytes", (unsigned long long)welcome->len);
         return WEFT_ELIMIT;
-    int64_t got = weft_read(s->conn, blob, welcome->len, &welcome->remote, 0, ANSWER_MS);
+    }
+    int64_t got = weft_read(s->conn, blob, welcome->len, &welcome->remote, 0,
+                            ANSWER_MS + (int)(welcome->len / SLOWEST_MS));
     int rc = got < 0 ? say_weft((int)got, "cannot read the manifest") : 0;
     if (!rc && manifest_parse(m, blob, welcome->len)) {
         say("the server's manifest is malformed, or names a file that is not below it");

@@ -9,7 +9,7 @@
 #   corrupt  a byte of an unfinished, and one of a finished file changes: both are fetched again
 #   modes    into memory; unchecked; with SHA-256: each finds what it is there to find
 #   changed  a file changes under the server, and one is cut short: the pull says so and fails
-#   away     there is no server: the pull fails in the time it was given
+#   away     there is no server: the pull fails in the time it was given; it comes back before its manifest was read
 #   secret   the server has another secret: the pull fails at once
 #   busy     a server that is out of windows is asked again
 #   hostile  servers that lie: nothing is written outside the destination, every pull fails
@@ -270,6 +270,24 @@ case_away() {
     took_ms=$(($(date +%s%3N) - start_ms))
     [ $took_ms -ge 3000 ] || fail "it was tried for $took_ms ms"
     [ $took_ms -le 18000 ] || fail "it took $took_ms ms"
+    [ "$transport" != tcp ] || killed_before_the_manifest # over local it is there at once
+}
+
+# It is not too late to try again.
+killed_before_the_manifest() {
+    random_file good 100000
+    start "$programs/weights_hostile" stops "$transport"
+    start_pull --retry 20
+    for _ in $(seq 200); do
+        grep -q '^State:.*T' "/proc/$server/status" && break
+        sleep 0.05
+    done
+    grep -q '^State:.*T' "/proc/$server/status" || fail "nobody read the manifest"
+    stop_server 9
+    serve "$address"
+    wait "$client" || fail "pull from the server that came back: status $?"
+    same
+    end_server
 }
 
 # A secret that is wrong stays wrong: nobody waits for it to become right.

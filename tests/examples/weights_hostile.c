@@ -3,6 +3,7 @@
  * A server that lies, for weights.sh: weights_hostile LIE TRANSPORT. It speaks the messages of
  * examples/weights and offers one file; what is wrong with it is in the table of lies.
  */
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "examples/weights/weights.h"
 
 #define FILE_SIZE 100000
+#define LONG (200u << 20) /* is not read in the time of a message */
 
 struct lie {
     const char *word;
@@ -18,6 +20,7 @@ struct lie {
     int manifest_cut;      /* bytes of the manifest that cannot be read */
     int mute;              /* hello is not answered */
     int gone;              /* the conn is closed instead */
+    int stops;             /* it is stopped when its manifest, which is so long, is read */
     int wrong;             /* the data is not what its sum says */
     int sha;               /* the SHA-256 is not that of the data */
     int garbage;           /* answers are not messages */
@@ -34,6 +37,7 @@ static const struct lie lies[] = {
     {.word = "short", .manifest_cut = 8},
     {.word = "mute", .mute = 1},
     {.word = "gone", .gone = 1},
+    {.word = "stops", .stops = 1, .manifest_len = LONG},
     {.word = "wrong", .wrong = 1},
     {.word = "sha", .sha = 1},
     {.word = "garbage", .garbage = 1},
@@ -103,7 +107,11 @@ static int answer(weft_conn_t conn, struct message *m)
     } else {
         return 0;
     }
-    return lie->mute ? 0 : message_post(conn, m);
+    if (lie->mute || !lie->stops)
+        return lie->mute ? 0 : message_post(conn, m);
+    uint8_t bytes[MESSAGE_BYTES];
+    message_encode(m, bytes);
+    return weft_notify(conn, bytes, sizeof bytes, 10000) < 0 ? -1 : raise(SIGSTOP);
 }
 
 static int run(void)
@@ -131,6 +139,8 @@ int main(int argc, char **argv)
                            &endpoint) < 0 ||
         offer(manifest.blob, manifest.len - (size_t)lie->manifest_cut, &manifest_remote) < 0 ||
         offer(data, sizeof data - (size_t)lie->window_cut, &data_remote) < 0)
+        return failed("opening");
+    if (lie->stops && offer(calloc(1, LONG), LONG, &manifest_remote) < 0)
         return failed("opening");
     printf("listening at 127.0.0.1:%d\n", weft_endpoint_port(endpoint));
     fflush(stdout);
