@@ -318,7 +318,7 @@ static int on_window(struct fetch *f, const struct message *m)
     else
         fail_file(f, s->file,
                   m->status == STATUS_CHANGED ? "changed on the server since it was started, or gone"
-                                              : "cannot be read on the server");
+                                              : "cannot be read on the server, which says why");
     put_away(f, s, 0);
     return 0;
 }

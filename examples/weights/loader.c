@@ -33,6 +33,16 @@ static int read_whole(int fd, uint8_t *at, uint64_t len, uint64_t offset)
     return 0;
 }
 
+/* What the client is to hear of a file that could not be opened or read: what stands there now is no such file, or why, which
+ * is for who runs the server. */
+static enum message_status unread(const char *name, int rc)
+{
+    if (rc == -ESTALE || rc == -ENOENT || rc == -ENOTDIR || rc == -ELOOP || rc == -ENXIO)
+        return STATUS_CHANGED;
+    say("%s: %s", name, strerror(-rc));
+    return STATUS_UNREADABLE;
+}
+
 /* Read a piece into its window's slot. Returns what the client is to hear. */
 static enum message_status fill_window(struct loader *l, int i, struct message *answer)
 {
@@ -40,12 +50,12 @@ static enum message_status fill_window(struct loader *l, int i, struct message *
     const struct entry *e = &l->catalog->manifest.files[w->file];
     int fd = catalog_file(l->catalog, w->file);
     if (fd < 0)
-        return fd == -ESTALE || fd == -ENOENT ? STATUS_CHANGED : STATUS_UNREADABLE;
+        return unread(e->name, fd);
     answer->len = piece_len(e, w->piece);
     int rc = read_whole(fd, arena_slot(i), answer->len, w->piece * PIECE);
     close(fd);
     if (rc)
-        return rc > 0 ? STATUS_CHANGED : STATUS_UNREADABLE;
+        return rc > 0 ? STATUS_CHANGED : unread(e->name, rc);
     rc = weft_mem_reg(l->endpoint, arena_slot(i), answer->len,
                       WEFT_OPTS(weft_mem_opts, .access = WEFT_READ), &w->mem);
     if (rc >= 0)

@@ -4,11 +4,11 @@
 # weights.sh CASE TRANSPORT THREADS WEIGHTS PROGRAMS
 #   tree     a tree of odd files arrives whole; pulling again moves nothing
 #   memory   neither side takes more memory for a file that is larger by far
-#   server   the server is killed in the middle and comes back: the same pull completes
+#   server   the server is killed in the middle and comes back: the same pull completes; with other files: it fails
 #   client   the client is killed in the middle: the next pull moves only what is missing
-#   corrupt  a byte of an unfinished, and one of a finished file changes: both are fetched again
+#   corrupt  a byte of an unfinished, and one of a finished file changes, or they grow: both are fetched again; not two at once
 #   modes    into memory; unchecked; with SHA-256: each finds what it is there to find
-#   changed  a file changes under the server, and one is cut short: the pull says so and fails
+#   changed  files change under the server, are cut short, go, become links: the pull says so of each and fails
 #   away     there is no server: the pull fails in the time it was given; it comes back before its manifest was read
 #   secret   the server has another secret: the pull fails at once
 #   busy     a server that is out of windows is asked again
@@ -173,6 +173,14 @@ case_server() {
     wait $client || fail "pull: status $?"
     grep -q 'connected again' "$work/pull.log" || fail "the server was not lost in between"
     same
+    rm -rf "$dst"
+    start_pull --limit 16 --depth 4 --retry 20
+    wait_for_bytes $((2 * PIECE))
+    stop_server 9
+    flip "$src/second" 5
+    serve "$address"
+    wait $client && fail "a pull of two servers' files"
+    grep -q 'came back with other files' "$work/pull.log" || fail "other files: not said"
     end_server
 }
 
@@ -208,6 +216,16 @@ case_corrupt() {
     pull || fail "second pull: status $?"
     same
     [ "$(moved)" -eq $((PIECE + 100000)) ] || fail "moved $(moved) bytes"
+    mv "$dst/a" "$dst/a.part" # both are longer than they should be
+    echo more >>"$dst/a.part"
+    echo more >>"$dst/b"
+    pull || fail "third pull: status $?"
+    same
+    exec 9<"$dst"
+    flock -n 9 || fail "a pull that has ended holds its lock"
+    pull_fails "a pull into what another one writes to"
+    grep -q 'another pull is writing there' "$work/pull.log" || fail "another pull: not said"
+    exec 9<&-
     end_server
 }
 
@@ -246,16 +264,26 @@ case_changed() {
     random_file changed 100000
     random_file cut $((3 * PIECE))
     random_file good 100000
+    random_file gone 100
+    random_file link 100
+    random_file dir/file 100
     serve 127.0.0.1:0
     flip "$src/changed" 5
     truncate -s $PIECE "$src/cut"
+    rm "$src/gone"
+    mv "$src/link" "$work/linked" && ln -s "$work/linked" "$src/link"
+    rm -r "$src/dir" && : >"$src/dir"
     pull_fails "pull of a changed file"
     grep -q '^weights: changed: changed on the server' "$work/pull.log" || fail "not said"
-    grep -q '^weights: cut: changed on the server' "$work/pull.log" || fail "cut: not said"
+    for file in cut gone link dir/file; do
+        grep -q "^weights: $file: changed on the server" "$work/pull.log" || fail "$file: not said"
+    done
     cmp "$src/good" "$dst/good" || fail "good"
     [ -e "$dst/changed" ] && fail "a file that changed has its final name"
     kill -0 "$server" || fail "the server ended"
     end_server
+    rm "$src/link" "$src/dir"
+    rm -rf "$dst"/gone* "$dst"/link* "$dst"/dir "$dst"/cut*
     serve "$address"
     pull || fail "pull from a server that knows the change: status $?"
     same
