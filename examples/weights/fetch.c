@@ -31,7 +31,6 @@
 /* A server that owes us something and is silent for so long is taken for lost, and later if what it sends
  * may take longer: pieces come side by side, so the first may be whole only when all others nearly are. */
 #define SILENCE 30.0
-#define SLOWEST 1e6 /* bytes a second */
 /* When no window and no piece came for so long, Weft is asked whether parts of one do. */
 #define QUIET 1.0
 /* Losses in a row, with no piece in place between them, after which the pull is given up. */

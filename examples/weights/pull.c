@@ -13,6 +13,8 @@
 
 /* The comparison with cat moves the same bytes, but of large sets only the first gibibyte. */
 #define CAT_MOST ((uint64_t)1 << 30)
+/* Before a server is asked once more that went in the middle of its manifest. */
+#define LOST_PAUSE_US 200000
 
 struct pull {
     const struct pull_opts *opts;
@@ -64,14 +66,16 @@ static int meet_server(struct pull *p)
     struct message welcome;
     struct weft_conn_info info;
     double until = seconds() + p->opts->retry;
-    int rc = 0, lost = 0;
-    do {
-        session_drop(&p->session);
+    int rc;
+    for (;;) {
         rc = session_connect(&p->session, &welcome);
         if (!rc)
             rc = session_manifest(&p->session, &welcome, &p->manifest);
-        lost = p->session.conn && is_lost(p, rc);
-    } while (lost && seconds() < until);
+        if (!p->session.conn || !is_lost(p, rc) || seconds() > until)
+            break;
+        session_drop(&p->session);
+        usleep(LOST_PAUSE_US);
+    }
     if (!rc && weft_conn_info(p->session.conn, &info) >= 0)
         memcpy(p->path, info.path, sizeof p->path);
     return rc;

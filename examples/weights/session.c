@@ -10,8 +10,6 @@
 
 /* The server answers at once or not at all: seconds are for a machine under load. */
 #define ANSWER_MS 10000
-/* The least that a network is taken to carry: how long to wait for what is long. */
-#define SLOWEST_MS 1000 /* bytes in a millisecond */
 #define LOOK_MS 50 /* so often it is looked whether it is still there */
 #define CONNECT_MS 5000
 /* Pause between two attempts: doubles from the first to the last. */
@@ -139,7 +137,7 @@ int session_manifest(struct session *s, const struct message *welcome, struct ma
         return WEFT_ELIMIT;
     }
     int64_t got = weft_read(s->conn, blob, welcome->len, &welcome->remote, 0,
-                            ANSWER_MS + (int)(welcome->len / SLOWEST_MS));
+                            ANSWER_MS + (int)((double)welcome->len * 1e3 / SLOWEST));
     int rc = got < 0 ? say_weft((int)got, "cannot read the manifest") : 0;
     if (!rc && manifest_parse(m, blob, welcome->len)) {
         say("the server's manifest is malformed, or names a file that is not below it");

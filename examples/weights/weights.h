@@ -20,6 +20,7 @@
 /* Unit of asking, reading, checking and resuming. Large enough that asking costs nothing beside
  * moving it, small enough that DEPTH of them is little memory. A multiple of any page size. */
 #define PIECE ((uint64_t)4 << 20)
+#define SLOWEST 1e6 /* bytes a second: the least that a network is taken to carry */
 #define DIGEST 32 /* bytes of a SHA-256 */
 /* Bytes of a piece's sum, which finds damage and not malice: who sends the pieces sends the sums.
  * It is GMAC with a key that everybody knows, for libcrypto computes it ten times as fast as any

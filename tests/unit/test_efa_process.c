@@ -51,78 +51,95 @@ static struct stranger stranger_open(void)
     return s;
 }
 
-static void stranger_close(struct stranger *s)
+static void stranger_end(struct stranger *s)
 {
     kill(s->pid, SIGKILL);
     CHECK(waitpid(s->pid, NULL, 0) == s->pid, "waitpid: %m");
+    s->pid = 0;
+}
+
+/* A nic, and a stranger that it has not met. */
+struct scene {
+    struct efa_nic nic;
+    struct stranger peer;
+    struct efa_process *process; /* as the nic watches it */
+};
+
+static int scene_open(void **state)
+{
+    struct scene *s = calloc(1, sizeof *s);
+    s->peer = stranger_open();
+    nic_open(&s->nic);
+    *state = s;
+    return 0;
+}
+
+static int scene_close(void **state)
+{
+    struct scene *s = *state;
+    if (s->peer.pid)
+        stranger_end(&s->peer);
+    efa_process_put(&s->nic, s->process);
+    close(s->nic.epoll_fd);
+    free(s);
+    return 0;
+}
+
+static int watch(struct scene *s)
+{
+    return efa_process_watch(&s->nic, &s->peer.address, &s->process);
 }
 
 static void one_that_ends_is_dead_and_holds_nothing(void **state)
 {
-    (void)state;
-    struct efa_nic nic;
-    struct efa_process *process;
-    struct stranger s = stranger_open();
-    nic_open(&nic);
+    struct scene *s = *state;
     int before = test_count_fds();
-    assert_int_equal(efa_process_watch(&nic, &s.address, &process), 0);
-    assert_non_null(process);
-    assert_true(efa_process_alive(process));
-    stranger_close(&s);
-    assert_false(efa_process_alive(process));
-    efa_process_look(&nic);
-    assert_true(process->dead);
-    assert_false(efa_process_alive(process));
+    assert_int_equal(watch(s), 0);
+    assert_non_null(s->process);
+    assert_true(efa_process_alive(s->process));
+    stranger_end(&s->peer);
+    assert_false(efa_process_alive(s->process));
+    efa_process_look(&s->nic);
+    assert_true(s->process->dead);
+    assert_false(efa_process_alive(s->process));
     assert_int_equal(test_count_fds(), before); /* who refers to it may do so for long */
-    efa_process_put(&nic, process);
-    close(nic.epoll_fd);
 }
 
 static void another_of_the_same_number_is_not_the_peer(void **state)
 {
-    (void)state;
-    struct efa_nic nic;
-    struct efa_process *process;
-    struct stranger s = stranger_open();
-    nic_open(&nic);
-    s.address.started++;
-    assert_int_equal(efa_process_watch(&nic, &s.address, &process), WEFT_ELINK);
-    efa_process_put(&nic, process);
-    stranger_close(&s);
-    close(nic.epoll_fd);
+    struct scene *s = *state;
+    s->peer.address.started++;
+    assert_int_equal(watch(s), WEFT_ELINK);
 }
 
 /* The last descriptor is the watch's: /proc cannot be read, as it cannot where it hides the processes of others. */
 static void one_that_cannot_be_looked_at_is_not_dead(void **state)
 {
-    (void)state;
-    struct efa_nic nic;
-    struct efa_process *process;
+    struct scene *s = *state;
     struct rlimit limit, few;
-    struct stranger s = stranger_open();
-    nic_open(&nic);
-    int last = dup(nic.epoll_fd);
+    int last = dup(s->nic.epoll_fd);
     close(last);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
     few = (struct rlimit){(rlim_t)last + 1, limit.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    assert_int_equal(efa_process_watch(&nic, &s.address, &process), 0);
+    int rc = watch(s);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    assert_non_null(process);
-    assert_int_equal(process->fd, last);
-    assert_true(efa_process_alive(process));
-    stranger_close(&s);
-    assert_false(efa_process_alive(process));
-    efa_process_put(&nic, process);
-    close(nic.epoll_fd);
+    assert_int_equal(rc, 0);
+    assert_non_null(s->process);
+    assert_int_equal(s->process->fd, last);
+    assert_true(efa_process_alive(s->process));
+    stranger_end(&s->peer);
+    assert_false(efa_process_alive(s->process));
 }
+
+#define CASE(name) cmocka_unit_test_setup_teardown(name, scene_open, scene_close)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_that_ends_is_dead_and_holds_nothing),
-        cmocka_unit_test(another_of_the_same_number_is_not_the_peer),
-        cmocka_unit_test(one_that_cannot_be_looked_at_is_not_dead),
+        CASE(one_that_ends_is_dead_and_holds_nothing),
+        CASE(another_of_the_same_number_is_not_the_peer),
+        CASE(one_that_cannot_be_looked_at_is_not_dead),
     };
     return cmocka_run_group_tests_name("efa_process", tests, NULL, NULL);
 }
