@@ -42,6 +42,10 @@
 #       The entries of contract tests so far, for who starts them otherwise than ctest does
 #       (tests/vm/suite). Lines of words: name, program, timeout, NAME=value...
 #
+# Labels that only the sanitizers' presets heed: variant, for what runs the code of another entry under other settings; alone,
+# for what one thread does (TSan). By names, as few as can be: more than 9 pairs of parentheses are more than CMake's patterns
+# have, and then ctest leaves out nothing.
+#
 # A test that exits with 77 is counted as skipped; it prints why. What needs no hardware may not
 # skip: for local and tcp with host, 77 is a failure.
 
@@ -144,8 +148,12 @@ function(weft_add_contract_test file)
                                  ENVIRONMENT ${pair} ${WEFT_TEST_ONCE} WEFT_TEST_FAULT=${WEFT_TEST_HIDDEN})
             endif()
             if(fault IN_LIST built)
+                set(variant "") # .hidden has the same faults
+                if(arg_HIDDEN)
+                    set(variant variant)
+                endif()
                 weft__test_entry(${name}.fault contract_${file} TIMEOUT ${arg_TIMEOUT}
-                                 LABELS contract fault ${arg_LABELS}
+                                 LABELS contract fault ${variant} ${arg_LABELS}
                                  ENVIRONMENT ${pair} ${WEFT_TEST_ONCE} WEFT_TEST_FAULT=${WEFT_TEST_FAULT})
             endif()
         endforeach()
@@ -162,6 +170,7 @@ function(weft_add_fake_verbs_test file)
     set(settings strict=1)
     if(arg_VARIANT)
         string(APPEND name .${arg_VARIANT})
+        list(APPEND arg_LABELS alone)
     endif()
     if(arg_SETTINGS)
         string(APPEND settings ,${arg_SETTINGS})
