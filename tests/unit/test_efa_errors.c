@@ -177,6 +177,29 @@ static void a_target_that_moves_under_operations(void **state)
     }
 }
 
+/* It may still be writing to it, and mem_dereg would not wait for that. */
+static void a_peer_that_gives_back_what_nobody_asked_for(void **state)
+{
+    (void)state;
+    struct efa_pair ep;
+    efa_pair_open(&ep, LIKE_EFA, NULL);
+    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
+    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    const struct efa_mem *mem = ep.mem[B].mem;
+    const struct efa_nic *nic = (struct efa_nic *)ep.pair.side[B].nic;
+    assert_int_equal(nic->nleases, 1);
+    const struct efa_lease *lease = WEFT_LIST_OF(mem->leases.next, struct efa_lease, of_mem);
+    struct efa_revoke_msg msg = {
+        .key = htole64(mem->range.key), .id = htole32(lease->id), .done = htole32(1)};
+    efa_msg_note((struct efa_link *)ep.pair.side[A].link, EFA_REVOKE, &msg, sizeof msg);
+    cmd.op = WEFT_OP_SEND; /* follows it */
+    pair_post(&ep.pair, A, &cmd);
+    free(pair_wait(&ep.pair, B, WEFT_OP_RECV, 0).data);
+    assert_int_equal(nic->nleases, 1);
+    pair_wait(&ep.pair, A, WEFT_OP_SEND, 1);
+    efa_pair_close(&ep);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -185,6 +208,7 @@ int main(void)
         cmocka_unit_test(injected_messages_that_are_lost),
         cmocka_unit_test(memory_that_the_provider_keeps),
         cmocka_unit_test(a_target_that_moves_under_operations),
+        cmocka_unit_test(a_peer_that_gives_back_what_nobody_asked_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
