@@ -18,7 +18,7 @@ SMALL = 64
 START_S = 0.7  # for a server to listen: its port says nothing, since some have none
 PORTS = ("9300", "9301")
 # what takes about a second over the provider
-WRITES = {"shm": 4000, "tcp;ofi_rxm": 3000, "udp;ofi_rxd": 200}
+WRITES = {"shm": 4000, "tcp;ofi_rxm": 3000, "udp;ofi_rxd": 400}
 TRIPS = {"shm": 1000000, "tcp;ofi_rxm": 60000, "udp;ofi_rxd": 60000}
 TRIP, TRIP_POLLED = "Weft", "Weft, WEFT_EFA_WAIT=0"
 TRIP_INJECTED = "Weft, WEFT_EFA_WAIT=0, injected"
