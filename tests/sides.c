@@ -193,11 +193,11 @@ static bool probe(const struct weft_transport *transport)
 {
     struct weft_device_info list[16] = {0};
     int n = transport->ops->probe(list, ARRAY_LEN(list));
-    for (int i = 0; i < n && i < (int)ARRAY_LEN(list); i++) {
+    for (int i = 0; i < n && i < (int)ARRAY_LEN(list); i++)
         if (list[i].usable)
             return true;
-        weft_fail(WEFT_ENODEV, "%s", list[i].reason);
-    }
+    if (n > 0)
+        weft_fail(WEFT_ENODEV, "%s", list[0].reason); /* of what was asked for; others follow it */
     return false;
 }
 

@@ -62,6 +62,35 @@ static void what_the_user_says_stays(void **state)
     assert_null(getenv("WEFT_TEST_THEIRS"));
 }
 
+/* The n-th of efa's devices where the user wants this provider. */
+static int device_of(const char *provider, int n, struct weft_device_info *d)
+{
+    WEFT_OK(weft_config_set("WEFT_EFA_PROVIDER", provider));
+    return weft_device_info("efa", n, d);
+}
+
+static void names_that_libfabric_reads_its_own_way(void **state)
+{
+    (void)state;
+    struct weft_device_info d;
+    unsetenv("FI_SHM_DISABLE_CMA");
+    WEFT_OK(device_of("SHM", 0, &d));
+    CHECK(d.usable && strstr(d.summary, "shm"), "%s: %s", d.summary, d.reason);
+    assert_non_null(getenv("FI_SHM_DISABLE_CMA"));
+    assert_string_equal(getenv("FI_SHM_DISABLE_CMA"), "1");
+    WEFT_OK(device_of("", 0, &d));
+    CHECK(d.usable ? !!strstr(d.summary, "efa") : !!strstr(d.reason, "'efa'"), "%s: %s", d.summary, d.reason);
+    WEFT_OK(device_of("^shm", 0, &d));
+    CHECK(!d.usable && strstr(d.reason, "'^shm'"), "%s: %s", d.summary, d.reason);
+    WEFT_OK(device_of("ofi_rxm", 0, &d));
+    CHECK(d.usable && strstr(d.summary, "ofi_rxm"), "%s: %s", d.summary, d.reason);
+    char used[sizeof d.summary];
+    snprintf(used, sizeof used, "%.*s", (int)strcspn(d.summary, ","), d.summary);
+    for (int i = 1; device_of("ofi_rxm", i, &d) == 0; i++)
+        CHECK(strcmp(d.name, used) != 0, "%s is used, and is not: %s", used, d.reason);
+    WEFT_OK(weft_config_set("WEFT_EFA_PROVIDER", NULL));
+}
+
 static void there_may_be_no_environment(void **state)
 {
     (void)state;
@@ -75,6 +104,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(words_are_added_beside_who_reads),
         cmocka_unit_test(what_the_user_says_stays),
+        cmocka_unit_test(names_that_libfabric_reads_its_own_way),
         cmocka_unit_test(there_may_be_no_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -413,8 +413,8 @@ void efa_env_default(const char *name, const char *value);
 
 /* --- efa_quirk.c: what single providers need --- */
 
-/* Before libfabric is first asked for this provider. */
-void efa_quirk_prepare(const char *provider);
+/* Before libfabric is first asked for providers. */
+void efa_quirk_prepare(void);
 /* True: what a nic opens is to be buried, not closed; then efa_quirk_end when the nic goes. Any thread. */
 bool efa_quirk_begin(const struct fi_info *info);
 /* nic->flying_most, chunk and fetch_below, as the provider needs them. */

@@ -44,9 +44,11 @@ static struct fi_info *hints_new(const struct efa_lib *lib, const char *provider
 static int ask(const struct efa_lib *lib, const char *provider, const char *host, bool gpu,
                struct fi_info **list)
 {
-    struct fi_info *hints = hints_new(lib, provider, gpu);
     *list = NULL;
-    efa_quirk_prepare(provider);
+    if (*provider == '^')
+        return -FI_EINVAL; /* to libfabric it is any but that one */
+    struct fi_info *hints = hints_new(lib, provider, gpu);
+    efa_quirk_prepare();
     if (!hints)
         return -FI_ENOMEM;
     int rc = lib->getinfo(lib->api, host, NULL, host ? FI_SOURCE : 0, hints, list);
@@ -72,7 +74,8 @@ static bool is_sockets(const struct efa_lib *lib, const char *provider)
 
 static const char *wanted_provider(void)
 {
-    return weft_config_str("WEFT_EFA_PROVIDER");
+    const char *provider = weft_config_str("WEFT_EFA_PROVIDER");
+    return *provider ? provider : "efa"; /* to libfabric nothing is any */
 }
 
 static bool is_wanted(const char *device, uint64_t *met)
@@ -85,6 +88,7 @@ static bool is_wanted(const char *device, uint64_t *met)
 struct list {
     struct weft_device_info *list;
     int max, n;
+    char provider[64]; /* that has them: libfabric takes "tcp" for "tcp;ofi_rxm" */
 };
 
 static void add(struct list *all, const struct weft_device_info *info)
@@ -130,7 +134,9 @@ static bool list_own(const struct efa_lib *lib, const char *provider, struct lis
 {
     struct fi_info *list;
     struct weft_device_info device;
-    if (ask(lib, provider, NULL, false, &list) == 0 && is_sockets(lib, provider)) {
+    int rc = ask(lib, provider, NULL, false, &list);
+    snprintf(all->provider, sizeof all->provider, "%s", rc ? provider : list->fabric_attr->prov_name);
+    if (rc == 0 && is_sockets(lib, provider)) {
         describe(list, &device);
         snprintf(device.name, sizeof device.name, IP_DEVICE);
         if (is_wanted(device.name, met))
@@ -181,7 +187,7 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
                                "FI_DELIVERY_COMPLETE, FI_RM_ENABLED): %s", lib->strerror(-rc));
 }
 
-static void list_others(const struct efa_lib *lib, const char *wanted, struct list *out)
+static void list_others(const struct efa_lib *lib, struct list *out)
 {
     const char *names[MOST_PROVIDERS];
     struct fi_info *all = NULL;
@@ -189,7 +195,7 @@ static void list_others(const struct efa_lib *lib, const char *wanted, struct li
     lib->getinfo(lib->api, NULL, NULL, 0, NULL, &all);
     for (const struct fi_info *info = all; info && n < MOST_PROVIDERS; info = info->next) {
         const char *name = info->fabric_attr->prov_name;
-        bool known = same_provider(name, wanted);
+        bool known = same_provider(name, out->provider);
         for (int i = 0; i < n; i++)
             known |= same_provider(name, names[i]);
         if (!known)
@@ -211,7 +217,7 @@ static void none_of(const struct efa_lib *lib, const char *provider, struct list
     struct fi_info *list;
     int rc = ask(lib, provider, NULL, false, &list);
     lib->freeinfo(list);
-    snprintf(device.name, sizeof device.name, "%s", *provider ? provider : "none");
+    snprintf(device.name, sizeof device.name, "%s", provider);
     snprintf(device.summary, sizeof device.summary, "provider of libfabric");
     if (rc == 0)
         snprintf(device.reason, sizeof device.reason, "WEFT_EFA_DEVICES=%s leaves none of its devices",
@@ -237,7 +243,7 @@ int efa_probe(struct weft_device_info *list, int max)
         none_of(lib, provider, &all);
     if (any)
         all.n = weft_config_unmet("WEFT_EFA_DEVICES", met, "weft_info -v lists them where it is not set", list, max, all.n);
-    list_others(lib, provider, &all);
+    list_others(lib, &all);
     return all.n;
 }
 

@@ -55,12 +55,11 @@ static void forget_buried(void)
     users = 0;
 }
 
-void efa_quirk_prepare(const char *provider)
+/* Whatever the provider: a part of its name, or another spelling, is enough for libfabric to take it. */
+void efa_quirk_prepare(void)
 {
-    if (strcmp(provider, "shm") == 0)
-        efa_env_default("FI_SHM_DISABLE_CMA", "1"); /* who says otherwise is believed */
-    if (strstr(provider, "ofi_rxm"))
-        efa_env_default("FI_OFI_RXM_USE_SRX", "1");
+    efa_env_default("FI_SHM_DISABLE_CMA", "1"); /* who says otherwise is believed */
+    efa_env_default("FI_OFI_RXM_USE_SRX", "1");
 }
 
 bool efa_quirk_begin(const struct fi_info *info)
