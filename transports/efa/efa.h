@@ -39,7 +39,7 @@
 #define EFA_SLAB 32                        /* slots that a pool adds at a time */
 #define EFA_MAX_LINKS 65536                /* of a nic: what efa_tag has bits for */
 #define EFA_IMMS 64                        /* immediates of a link under way */
-#define EFA_IMM_SEEN 256                   /* the peer may see later ones first: by how many */
+#define EFA_IMM_SEEN 256                   /* numbers from the oldest under way to the newest: those that the peer remembers */
 #define EFA_SEEN 1024                      /* most credits; messages of a link that may overtake each other */
 #define EFA_REGIONS 1024                   /* of the peer's memory that a link remembers */
 #define EFA_NOTES 4096                     /* messages of the transport that may wait for a credit */
@@ -268,11 +268,14 @@ struct efa_link {
     uint64_t seen[EFA_SEEN / 64]; /* bit n: the message of seq % EFA_SEEN was taken */
     uint32_t last; /* leaving: messages that the peer has sent in all */
     struct weft_list early; /* messages that came before the link was up */
+    uint32_t nearly;
     /* immediates */
     uint16_t imm_seq; /* of the next one out */
+    uint16_t imm_oldest; /* all before have ended */
     uint32_t nimms; /* out, not ended */
-    uint16_t imm_base; /* all before have arrived */
-    uint64_t imm_seen[EFA_IMM_SEEN / 64]; /* bit n: number % EFA_IMM_SEEN has */
+    uint64_t imm_out[EFA_IMM_SEEN / 64]; /* bit n: number % EFA_IMM_SEEN is out */
+    uint16_t imm_next; /* the newest that has arrived, and one; some before it never do: their WRITE has failed */
+    uint64_t imm_seen[EFA_IMM_SEEN / 64]; /* bit n: of the last so many before it, number % EFA_IMM_SEEN has */
     struct efa_half *halves;
     uint32_t nhalves;
     struct weft_list asked; /* ops that the peer answers by a message */
@@ -475,6 +478,12 @@ void efa_mem_forget(struct efa_link *link);
 bool efa_mem_leased(const struct efa_link *link);
 /* The target is another one. */
 void efa_mem_clean(struct efa_nic *nic);
+/* What the peer says, which has to be 0 or an error. */
+static inline int efa_status_of(int32_t wire)
+{
+    int status = (int32_t)le32toh((uint32_t)wire);
+    return status > 0 ? WEFT_EPROTO : status;
+}
 /* May a peer do this? 0 or a WEFT_E code. */
 int efa_judge(uint64_t addr, uint64_t len, uint32_t access, uint8_t op, uint64_t at,
               uint64_t bytes);
@@ -579,6 +588,10 @@ void efa_msg_drop(struct efa_link *link);
 
 void efa_imm_tagged(struct efa_nic *nic, uint64_t data, size_t len);
 void efa_imm_message(struct efa_link *link, const struct efa_imm_msg *msg);
+/* A WRITE_IMM goes out with the next number, if the peer remembers as far back as the oldest that is out; it has ended. */
+bool efa_imm_has_room(const struct efa_link *link);
+void efa_imm_out(struct efa_op *op);
+void efa_imm_ended(struct efa_op *op);
 void efa_imm_drop(struct efa_link *link);
 
 /* --- efa_op.c --- */

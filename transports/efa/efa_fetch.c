@@ -111,7 +111,7 @@ void efa_fetch_data(struct efa_link *link, const struct efa_data_msg *msg, const
     uint64_t offset = le64toh(msg->offset);
     if (!op) /* the peer has refused the rest meanwhile, and that came first */
         return;
-    op->status = (int32_t)le32toh((uint32_t)msg->status);
+    op->status = efa_status_of(msg->status);
     if (op->status) {
         op->why = efa_refusal(op->status);
     } else if (offset > op->len || n > op->len - offset || n > op->len - op->fetched) {

@@ -25,23 +25,51 @@ static void arrive(struct efa_link *link, uint32_t imm, uint64_t len)
     nic->imms_tail = &arrival->next;
 }
 
+/* Numbers go round: how far is this one from the newest that has arrived, and one? */
+static int ahead_of(const struct efa_link *link, uint16_t seq)
+{
+    return (int16_t)(uint16_t)(seq - link->imm_next);
+}
+
+/* Those whose other half is not sent any more, since their WRITE has failed. */
+static void forget_old_halves(struct efa_link *link)
+{
+    struct efa_half **at = &link->halves, *half;
+    while ((half = *at)) {
+        if (ahead_of(link, half->msg.seq) >= -EFA_IMM_SEEN) {
+            at = &half->next;
+            continue;
+        }
+        *at = half->next;
+        link->nhalves--;
+        free(half);
+    }
+}
+
+/* This number and those before it that had not come are the newest now. */
+static void move_to(struct efa_link *link, uint16_t seq)
+{
+    int n = ahead_of(link, seq) + 1;
+    for (uint16_t i = 0; i < n && i < EFA_IMM_SEEN; i++) {
+        uint16_t at = (uint16_t)(seq - i);
+        link->imm_seen[at % EFA_IMM_SEEN / 64] &= ~((uint64_t)1 << at % 64);
+    }
+    link->imm_next = (uint16_t)(seq + 1);
+    forget_old_halves(link);
+}
+
 /* The first time that this number comes? */
 static bool is_new(struct efa_link *link, uint16_t seq)
 {
-    uint16_t ahead = (uint16_t)(seq - link->imm_base);
     uint64_t bit = (uint64_t)1 << seq % 64;
     uint64_t *word = &link->imm_seen[seq % EFA_IMM_SEEN / 64];
-    if (ahead >= EFA_IMM_SEEN || *word & bit)
+    if (ahead_of(link, seq) < -EFA_IMM_SEEN)
         return false;
+    if (ahead_of(link, seq) >= 0)
+        move_to(link, seq);
+    bool seen = *word & bit;
     *word |= bit;
-    for (;;) {
-        word = &link->imm_seen[link->imm_base % EFA_IMM_SEEN / 64];
-        bit = (uint64_t)1 << link->imm_base % 64;
-        if (!(*word & bit))
-            return true;
-        *word &= ~bit;
-        link->imm_base++;
-    }
+    return !seen;
 }
 
 /* The other half of this one, taken out of the list; NULL: it is not here, and this one waits. */
@@ -100,6 +128,33 @@ void efa_imm_message(struct efa_link *link, const struct efa_imm_msg *wire)
         pair_up(link, &msg, true);
     else
         arrive(link, msg.imm, msg.len);
+}
+
+bool efa_imm_has_room(const struct efa_link *link)
+{
+    return link->nimms < EFA_IMMS && (uint16_t)(link->imm_seq - link->imm_oldest) < EFA_IMM_SEEN;
+}
+
+void efa_imm_out(struct efa_op *op)
+{
+    struct efa_link *link = op->link;
+    op->numbered = true;
+    op->imm_seq = link->imm_seq++;
+    link->nimms++;
+    link->imm_out[op->imm_seq % EFA_IMM_SEEN / 64] |= (uint64_t)1 << op->imm_seq % 64;
+}
+
+void efa_imm_ended(struct efa_op *op)
+{
+    struct efa_link *link = op->link;
+    if (!op->numbered)
+        return;
+    op->numbered = false;
+    link->nimms--;
+    link->imm_out[op->imm_seq % EFA_IMM_SEEN / 64] &= ~((uint64_t)1 << op->imm_seq % 64);
+    while (link->imm_oldest != link->imm_seq &&
+           !(link->imm_out[link->imm_oldest % EFA_IMM_SEEN / 64] >> link->imm_oldest % 64 & 1))
+        link->imm_oldest++;
 }
 
 void efa_imm_drop(struct efa_link *link)

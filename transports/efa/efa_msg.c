@@ -571,7 +571,12 @@ static bool arrived(struct efa_link *link, struct efa_slot *slot)
     if (link->state >= EFA_LINK_DOWN)
         return false;
     if (link->state < EFA_LINK_UP && !joining) { /* it has overtaken the peer's last word of joining */
+        if (link->nearly >= link->own_window) {
+            efa_link_fail(link, WEFT_EPROTO, "efa %s: the peer sends more than it may before it has joined", nic->name);
+            return false;
+        }
         slot->link = link;
+        link->nearly++;
         weft_list_push(&link->early, &slot->in);
         return true;
     }
@@ -611,6 +616,7 @@ void efa_msg_early(struct efa_link *link)
     while (!weft_list_empty(&link->early) && link->state == EFA_LINK_UP) {
         struct efa_slot *slot = WEFT_LIST_OF(link->early.next, struct efa_slot, in);
         weft_list_remove(&slot->in);
+        link->nearly--;
         if (!arrived(link, slot))
             weft_list_push(&nic->back, &slot->in);
     }
@@ -637,6 +643,7 @@ void efa_msg_drop(struct efa_link *link)
         weft_list_remove(item);
         weft_list_push(&nic->back, item);
     }
+    link->nearly = 0;
     while (!weft_list_empty(&link->posted)) {
         struct efa_slot *slot = WEFT_LIST_OF(link->posted.next, struct efa_slot, in);
         weft_list_remove(&slot->in);

@@ -84,7 +84,7 @@ static void op_end(struct efa_op *op)
     weft_list_remove(&op->in);
     link->nopen -= op->op != WEFT_OP_FENCE;
     uncount(op);
-    link->nimms -= op->numbered;
+    efa_imm_ended(op);
     if (link->state == EFA_LINK_UP) {
         weft_list_push(&nic->done, &op->in);
     } else {
@@ -395,7 +395,7 @@ void efa_op_added(struct efa_link *link, const struct efa_added_msg *msg)
                       efa_nic_of(link)->name);
         return;
     }
-    op->status = (int32_t)le32toh((uint32_t)msg->status);
+    op->status = efa_status_of(msg->status);
     op->why = op->status ? "the peer refused the addition" : NULL;
     op->value = le64toh(msg->value);
     weft_list_remove(&op->in);

@@ -192,11 +192,9 @@ void efa_region_answer(struct efa_link *link, const struct efa_answer_msg *msg)
                       efa_nic_of(link)->name);
         return;
     }
-    region->status = (int32_t)le32toh((uint32_t)msg->status);
+    region->status = efa_status_of(msg->status);
     if (region->recalled)
         region->status = WEFT_EKEY;
-    if (region->status > 0)
-        region->status = WEFT_EPROTO;
     region->addr = le64toh(msg->addr);
     region->len = le64toh(msg->len);
     region->rkey = le64toh(msg->rkey);

@@ -161,7 +161,7 @@ bool efa_req_next(struct efa_op *op, bool bulk)
         weft_list_remove(&op->in);
         return true;
     }
-    if (imm && link->nimms >= EFA_IMMS)
+    if (imm && !efa_imm_has_room(link))
         return false;
     struct efa_req *req = req_new(nic);
     if (!req)
@@ -183,11 +183,8 @@ bool efa_req_next(struct efa_op *op, bool bulk)
     op->nreqs++;
     op->posted += pieces.len;
     link->nbulk += bulk;
-    if (imm) {
-        link->imm_seq++;
-        link->nimms++;
-        op->numbered = true;
-    }
+    if (imm)
+        efa_imm_out(op);
     if (last)
         weft_list_remove(&op->in);
     if (imm && !nic->wide) {
