@@ -49,3 +49,13 @@ struct weft_cmd efa_pair_cmd(const struct efa_pair *ep, enum weft_op op, uint64_
                              .remote_key = ep->mem[PAIR_B].rkey,
                              .one = {ep->buf[PAIR_A], len, ep->mem[PAIR_A].mem}};
 }
+
+struct weft_mem_handle efa_pair_more(struct efa_pair *ep, uint8_t *more, struct weft_cmd *cmd)
+{
+    struct weft_mem_handle other = pair_reg(&ep->pair, PAIR_B, more, 4096, PAIR_ALL, 200);
+    *cmd = efa_pair_cmd(ep, WEFT_OP_WRITE, 64);
+    cmd->remote_addr = (uintptr_t)more;
+    cmd->remote_key = other.rkey;
+    assert_int_equal(pair_do(&ep->pair, PAIR_A, cmd), 0);
+    return other;
+}

@@ -11,7 +11,6 @@
 
 #define A PAIR_A
 #define B PAIR_B
-#define LIKE_EFA "narrow=1,local=1,provkey=1"
 
 /* Some requests fail, and go again; one that always does ends its op, and no other. */
 static void a_request_that_fails(void **state)
@@ -153,12 +152,9 @@ static void a_target_that_moves_under_operations(void **state)
         struct efa_pair ep;
         efa_pair_open(&ep, LIKE_EFA, NULL);
         uint8_t *more = calloc(1, 4096);
-        struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
         struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
         assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
-        cmd.remote_addr = (uintptr_t)more;
-        cmd.remote_key = other.rkey;
-        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0); /* both regions are known to A */
+        struct weft_mem_handle other = efa_pair_more(&ep, more, &cmd); /* both regions are known to A */
         fake_fabric_set(LIKE_EFA ",delay=1000000000"); /* what ends is not read */
         cmd = efa_pair_cmd(&ep, ops[i], EFA_PAIR_BYTES);
         pair_fill(ep.buf[ops[i] == WEFT_OP_READ ? B : A], EFA_PAIR_BYTES, (uint32_t)i);

@@ -11,16 +11,10 @@
 
 #define A PAIR_A
 #define B PAIR_B
-#define LIKE_EFA "narrow=1,local=1,provkey=1"
 
 static struct efa_link *link_of(const struct efa_pair *ep, int side)
 {
     return (struct efa_link *)ep->pair.side[side].link;
-}
-
-static struct efa_nic *nic_of(const struct efa_pair *ep, int side)
-{
-    return (struct efa_nic *)ep->pair.side[side].nic;
 }
 
 static void both(struct efa_pair *ep, int n)
@@ -65,11 +59,8 @@ static void immediates_after_memory_that_went(void **state)
     bool gone = false, ended = false;
     efa_pair_open(&ep, LIKE_EFA, NULL);
     uint8_t *more = calloc(1, 4096);
-    struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
-    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64), good = efa_pair_cmd(&ep, WEFT_OP_WRITE_IMM, 64);
-    cmd.remote_addr = (uintptr_t)more;
-    cmd.remote_key = other.rkey;
-    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    struct weft_cmd cmd, good = efa_pair_cmd(&ep, WEFT_OP_WRITE_IMM, 64);
+    struct weft_mem_handle other = efa_pair_more(&ep, more, &cmd);
     fake_fabric_set(LIKE_EFA ",fail=1");
     cmd.op = WEFT_OP_WRITE_IMM;
     pair_post(&ep.pair, A, &cmd);
@@ -97,7 +88,7 @@ static void immediates_that_pass_a_slow_one(void **state)
     struct efa_pair ep;
     struct pair_comp comp;
     efa_pair_open(&ep, LIKE_EFA, NULL);
-    struct efa_nic *nic = nic_of(&ep, A);
+    struct efa_nic *nic = efa_pair_nic(&ep, A);
     struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
     assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
     fake_fabric_set(LIKE_EFA ",fail=1");
@@ -149,7 +140,7 @@ static void early_messages_have_a_limit(void **state)
     }
     for (struct weft_list *at = to->early.next; at != &to->early; at = at->next)
         n++;
-    CHECK(n <= (int)to->own_window, "%d messages of %u bytes each wait", n, nic_of(&ep, B)->larges.size);
+    CHECK(n <= (int)to->own_window, "%d messages of %u bytes each wait", n, efa_pair_nic(&ep, B)->larges.size);
     to->state = EFA_LINK_UP;
     efa_pair_close(&ep);
 }
@@ -323,22 +314,19 @@ static void an_older_use_of_memory_that_goes(void **state)
     struct efa_pair ep;
     efa_pair_open(&ep, "", NULL);
     uint8_t *more = calloc(1, 4096);
-    struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
-    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
-    cmd.remote_addr = (uintptr_t)more;
-    cmd.remote_key = other.rkey;
-    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    struct weft_cmd cmd;
+    struct weft_mem_handle other = efa_pair_more(&ep, more, &cmd);
     struct efa_region *old = WEFT_LIST_OF(link_of(&ep, A)->regions.prev, struct efa_region, in);
     old->users++; /* a req that is under way for long */
     efa_region_doubt(old); /* another one has failed */
     assert_int_equal(pair_do(&ep.pair, A, &cmd), 0); /* asked again */
-    assert_int_equal(nic_of(&ep, B)->nleases, 1);
+    assert_int_equal(efa_pair_nic(&ep, B)->nleases, 1);
     assert_int_equal(ep.pair.ops->mem_dereg(ep.pair.side[B].nic, other.mem), WEFT_EAGAIN);
     both(&ep, 50);
-    assert_int_equal(nic_of(&ep, B)->nleases, 1);
+    assert_int_equal(efa_pair_nic(&ep, B)->nleases, 1);
     efa_region_leave(old);
     efa_pair_dereg(&ep, B, other);
-    assert_int_equal(nic_of(&ep, B)->nleases, 0);
+    assert_int_equal(efa_pair_nic(&ep, B)->nleases, 0);
     efa_pair_close(&ep);
     free(more);
 }
@@ -353,7 +341,7 @@ static void words_that_overtake_each_other(void **state)
     struct efa_stay_msg stay = {.stay = htole32(1), .count = htole32(1)}, go = {.count = htole32(2)};
     efa_link_on_stay(link, &go);
     efa_link_on_stay(link, &stay);
-    assert_int_equal(nic_of(&ep, B)->nstays, 0);
+    assert_int_equal(efa_pair_nic(&ep, B)->nstays, 0);
     struct efa_target old = {.epoch = htole32(link->epoch - 1), .len = htole16(link->target->len)};
     memcpy(old.name, link->to->bytes, link->to->len);
     const struct efa_name *target = link->target;
@@ -402,7 +390,7 @@ static void arrivals_of_a_link_that_is_closed(void **state)
     pair_wait(&ep.pair, B, WEFT_OP_WRITE_IMM, 0);
     pair_post(&ep.pair, A, &cmd);
     pair_post(&ep.pair, A, &send);
-    struct efa_nic *nic = nic_of(&ep, B);
+    struct efa_nic *nic = efa_pair_nic(&ep, B);
     TEST_UNTIL(nic->imms && !weft_list_empty(&nic->arrivals), (pair_poll(&ep.pair, A), efa_progress(nic)), "both to arrive");
     ep.pair.ops->link_close(ep.pair.side[B].link);
     assert_null(nic->imms->link);
@@ -448,9 +436,9 @@ static void a_link_that_is_closed_takes_its_memory_back(void **state)
     struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
     pair_fill(ep.buf[A], 64, 1);
     assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
-    assert_int_equal(nic_of(&ep, B)->where.epoch, 1);
+    assert_int_equal(efa_pair_nic(&ep, B)->where.epoch, 1);
     ep.pair.ops->link_close(ep.pair.side[B].link);
-    assert_int_equal(nic_of(&ep, B)->where.epoch, 2);
+    assert_int_equal(efa_pair_nic(&ep, B)->where.epoch, 2);
     pair_fill(ep.buf[A], 64, 2);
     ep.pair.ops->post(ep.pair.side[A].link, &cmd, 1); /* A has not heard of it */
     struct weft_comp comps[8];
@@ -473,19 +461,16 @@ static void what_does_not_end_is_made_to(void **state)
     struct efa_pair ep;
     efa_pair_open(&ep, LIKE_EFA, NULL);
     uint8_t *more = calloc(1, 4096);
-    struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
-    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
-    cmd.remote_addr = (uintptr_t)more;
-    cmd.remote_key = other.rkey;
-    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    struct weft_cmd cmd;
+    struct weft_mem_handle other = efa_pair_more(&ep, more, &cmd);
     const struct efa_region *region = WEFT_LIST_OF(link_of(&ep, A)->regions.prev, struct efa_region, in);
     ((struct efa_region *)region)->users++; /* a req that does not end */
-    const struct fid_ep *work = nic_of(&ep, A)->work.ep;
+    const struct fid_ep *work = efa_pair_nic(&ep, A)->work.ep;
     assert_int_equal(ep.pair.ops->mem_dereg(ep.pair.side[B].nic, other.mem), WEFT_EAGAIN);
     for (uint64_t until = weft_now() + 80000000; weft_now() < until;)
         both(&ep, 1);
-    assert_ptr_not_equal(nic_of(&ep, A)->work.ep, work);
-    assert_int_equal(nic_of(&ep, B)->where.epoch, 1);
+    assert_ptr_not_equal(efa_pair_nic(&ep, A)->work.ep, work);
+    assert_int_equal(efa_pair_nic(&ep, B)->where.epoch, 1);
     efa_region_leave((struct efa_region *)region);
     efa_pair_dereg(&ep, B, other);
     efa_pair_close(&ep);
@@ -500,12 +485,12 @@ static void an_answer_that_overtakes_the_target(void **state)
     struct pair_comp comp;
     efa_pair_open(&ep, LIKE_EFA, NULL);
     struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
-    nic_of(&ep, B)->where.epoch++; /* the word on it is on its way */
+    efa_pair_nic(&ep, B)->where.epoch++; /* the word on it is on its way */
     pair_post(&ep.pair, A, &cmd);
     both(&ep, 200);
     assert_false(pair_take(&ep.pair, A, WEFT_OP_WRITE, 1, &comp));
-    assert_int_equal(nic_of(&ep, A)->nflying, 0);
-    struct efa_target where = nic_of(&ep, B)->where;
+    assert_int_equal(efa_pair_nic(&ep, A)->nflying, 0);
+    struct efa_target where = efa_pair_nic(&ep, B)->where;
     where.epoch = htole32(where.epoch);
     where.len = htole16(where.len);
     efa_msg_note(link_of(&ep, B), EFA_TARGET, &where, sizeof where);

@@ -10,12 +10,6 @@
 
 #define A PAIR_A
 #define B PAIR_B
-#define LIKE_EFA "narrow=1,local=1,provkey=1"
-
-static struct efa_nic *nic_of(const struct efa_pair *ep, int side)
-{
-    return (struct efa_nic *)ep->pair.side[side].nic;
-}
 
 static int poll_into(const struct efa_pair *ep, int side, struct weft_comp *comps, int max)
 {
@@ -32,7 +26,7 @@ static void ask_and_answer(struct efa_pair *ep)
     TEST_UNTIL(pair_take(&ep->pair, B, WEFT_OP_RECV, 0, &comp), pair_poll(&ep->pair, B), "the question");
     free(comp.data);
     assert_int_equal(PAIR_OK(ep->pair.ops->post(ep->pair.side[B].link, &answer, 1)), 1);
-    TEST_UNTIL(!weft_list_empty(&nic_of(ep, A)->arrivals), efa_progress(nic_of(ep, A)), "the answer");
+    TEST_UNTIL(!weft_list_empty(&efa_pair_nic(ep, A)->arrivals), efa_progress(efa_pair_nic(ep, A)), "the answer");
 }
 
 /* First the answer, then, one poll later, the end of the question; and nobody goes to sleep in between. */
@@ -86,12 +80,12 @@ static void a_lost_nic_hands_out_what_it_has(void **state)
     efa_pair_open(&ep, "", NULL);
     ask_and_answer(&ep);
     efa_link_fail((struct efa_link *)ep.pair.side[A].link, WEFT_ELINK, "cut");
-    nic_of(&ep, A)->lost = -EIO;
+    efa_pair_nic(&ep, A)->lost = -EIO;
     assert_int_equal(poll_into(&ep, A, comps, 8), 2);
     assert_int_equal(comps[0].op, WEFT_OP_SEND);
     assert_int_equal(comps[1].op, WEFT_OP_LINK_DOWN);
     assert_int_equal(poll_into(&ep, A, comps, 8), -EIO);
-    nic_of(&ep, A)->lost = 0; /* for close */
+    efa_pair_nic(&ep, A)->lost = 0; /* for close */
     efa_pair_close(&ep);
 }
 
@@ -126,11 +120,8 @@ static void an_immediate_to_memory_that_goes(void **state)
         bool gone = false, ended = false;
         efa_pair_open(&ep, LIKE_EFA, NULL);
         uint8_t *more = calloc(1, 4096);
-        struct weft_mem_handle other = pair_reg(&ep.pair, B, more, 4096, PAIR_ALL, 200);
-        struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, 64);
-        cmd.remote_addr = (uintptr_t)more;
-        cmd.remote_key = other.rkey;
-        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0); /* the region is known */
+        struct weft_cmd cmd;
+        struct weft_mem_handle other = efa_pair_more(&ep, more, &cmd);
         fake_fabric_set(LIKE_EFA ",fail=1");
         cmd.op = WEFT_OP_WRITE_IMM;
         pair_post(&ep.pair, A, &cmd);

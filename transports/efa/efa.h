@@ -268,7 +268,7 @@ struct efa_link {
     uint64_t seen[EFA_SEEN / 64]; /* bit n: the message of seq % EFA_SEEN was taken */
     uint32_t last; /* leaving: messages that the peer has sent in all */
     struct weft_list early; /* messages that came before the link was up */
-    uint32_t nearly;
+    uint32_t nearly;        /* how many: no more than own_window */
     /* immediates */
     uint16_t imm_seq; /* of the next one out */
     uint16_t imm_oldest; /* all before have ended */
