@@ -110,6 +110,29 @@ static void no_more_than_the_peer_gives(void **state)
     efa_pair_close(&ep);
 }
 
+/* The endpoint that peers reach is opened anew just as a WRITE_IMM has come, whose initiator knows that it ended well. */
+static void an_immediate_at_the_last_moment(void **state)
+{
+    (void)state;
+    /* of 64 bits, and in halves; the double keeps what is closed, so that this nic need not */
+    const char *settings[] = {"provider=shm", "provider=shm," LIKE_EFA};
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++) {
+        struct efa_pair ep;
+        efa_pair_open(&ep, settings[i], NULL);
+        struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE_IMM, 64);
+        fake_fabric_late(true);
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+        efa_pair_nic(&ep, B)->buries = false;
+        assert_int_equal(PAIR_OK(efa_ep_reset_target(efa_pair_nic(&ep, B))), 0);
+        efa_pair_nic(&ep, B)->buries = true;
+        fake_fabric_late(false);
+        assert_int_equal(pair_wait(&ep.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, 77);
+        assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+        assert_int_equal(pair_wait(&ep.pair, B, WEFT_OP_WRITE_IMM, 0).comp.imm, 77);
+        efa_pair_close(&ep);
+    }
+}
+
 /* Memory goes while a WRITE_IMM to it is under way. The peer's refusal acknowledges its message, too, and is looked at first; it ends all the same. */
 static void an_immediate_to_memory_that_goes(void **state)
 {
@@ -148,6 +171,7 @@ int main(void)
         cmocka_unit_test(ends_come_before_the_link_goes),
         cmocka_unit_test(a_lost_nic_hands_out_what_it_has),
         cmocka_unit_test(no_more_than_the_peer_gives),
+        cmocka_unit_test(an_immediate_at_the_last_moment),
         cmocka_unit_test(an_immediate_to_memory_that_goes),
     };
     cmocka_set_test_filter(test_env("WEFT_TEST_CASE", "*"));

@@ -56,9 +56,15 @@ static void let_go(const struct efa_nic *nic, struct fid *fid)
         fi_close(fid);
 }
 
-static void end_close(struct efa_nic *nic, struct efa_end *end)
+static void shut(const struct efa_nic *nic, struct efa_end *end)
 {
     let_go(nic, end->ep ? &end->ep->fid : NULL);
+    end->ep = NULL;
+}
+
+static void end_close(const struct efa_nic *nic, struct efa_end *end)
+{
+    shut(nic, end);
     let_go(nic, end->cq ? &end->cq->fid : NULL); /* and its descriptor, which epoll forgets */
     *end = (struct efa_end){.fd = -1};
 }
@@ -189,15 +195,10 @@ void efa_ep_close_all(struct efa_nic *nic)
 
 /* --- anew ------------------------------------------------------------------------------------------------ */
 
-static void close_and_drain(struct efa_nic *nic, struct efa_end *end)
-{
-    efa_drain(nic, end); /* what has ended has, also of what arrived */
-    end_close(nic, end);
-}
-
 int efa_ep_reset_work(struct efa_nic *nic)
 {
-    close_and_drain(nic, &nic->work);
+    efa_drain(nic, &nic->work); /* what has ended has; the rest is done again */
+    end_close(nic, &nic->work);
     while (!weft_list_empty(&nic->flying)) {
         struct efa_req *req = WEFT_LIST_OF(nic->flying.next, struct efa_req, in);
         efa_req_back(req);
@@ -225,7 +226,9 @@ static void tell_peers(struct efa_nic *nic)
 
 int efa_ep_reset_target(struct efa_nic *nic)
 {
-    close_and_drain(nic, &nic->target);
+    shut(nic, &nic->target);
+    efa_drain(nic, &nic->target); /* what has arrived has, also of a WRITE_IMM that came at the last moment */
+    end_close(nic, &nic->target);
     int rc = end_open(nic, &nic->target);
     if (rc == 0)
         rc = name_of(nic, nic->target.ep, nic->where.name, &nic->where.len);

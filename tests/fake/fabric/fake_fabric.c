@@ -128,11 +128,16 @@ static void read_settings(const char *text)
     fprintf(stderr, "fake fabric: %s\n", text);
 }
 
-static atomic_bool unreachable;
+static atomic_bool unreachable, late;
 
 void fake_fabric_unreachable(bool on)
 {
     atomic_store(&unreachable, on);
+}
+
+void fake_fabric_late(bool on)
+{
+    atomic_store(&late, on);
 }
 
 static void *symbol(void *file, const char *name)
@@ -490,10 +495,13 @@ static ssize_t own_read(struct fid_cq *fid, void *buf, size_t count)
     for (ssize_t i = 0; i < n; i++)
         cq->pool[cq->n++] = (struct completion){
             fresh[i], set.delay ? (unsigned)(draw() % (set.delay + 1)) : 0};
+    bool closed = !cq->eps; /* all that had this queue */
     size_t got = 0;
     for (unsigned i = 0; i < cq->n;) {
         if (cq->pool[i].wait > 0)
             cq->pool[i++].wait--;
+        else if (atomic_load(&late) && !closed && cq->pool[i].entry.flags & FI_REMOTE_CQ_DATA)
+            i++;
         else if (got == count)
             break;
         else {

@@ -14,6 +14,9 @@ void fake_fabric_set(const char *settings);
 /* From now on whatever is sent ends with EFA's "unresponsive remote"; what libfabric takes over at once is lost without a word. */
 void fake_fabric_unreachable(bool on);
 
+/* While it is on, what arrived with data is told once its endpoint has been closed, as if it had come at the last moment. */
+void fake_fabric_late(bool on);
+
 /* The len bytes at addr are a GPU's: nothing is at that address, and the bytes that nics move are those at `bytes`, which the
  * caller keeps. bytes NULL: it is not any more. Both ends of a link have to be in this process. */
 void fake_fabric_gpu(void *addr, size_t len, void *bytes);
