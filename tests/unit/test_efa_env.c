@@ -91,6 +91,24 @@ static void names_that_libfabric_reads_its_own_way(void **state)
     WEFT_OK(weft_config_set("WEFT_EFA_PROVIDER", NULL));
 }
 
+/* Whoever reads the list learns which of its providers the tests of this transport are run over. */
+static void what_is_not_tested_is_said_to_be(void **state)
+{
+    (void)state;
+    struct weft_device_info d;
+    int offered = 0;
+    for (int i = 1; device_of("shm", i, &d) == 0; i++) {
+        if (!strstr(d.reason, "uses it"))
+            continue;
+        bool tested = !strcmp(d.name, "efa") || !strcmp(d.name, "tcp;ofi_rxm") || !strcmp(d.name, "udp;ofi_rxd") ||
+                      !strcmp(d.name, "verbs;ofi_rxm");
+        CHECK(tested == !strstr(d.reason, "not tested"), "%s: %s", d.name, d.reason);
+        offered++;
+    }
+    assert_true(offered > 0);
+    WEFT_OK(weft_config_set("WEFT_EFA_PROVIDER", NULL));
+}
+
 static void there_may_be_no_environment(void **state)
 {
     (void)state;
@@ -105,6 +123,7 @@ int main(void)
         cmocka_unit_test(words_are_added_beside_who_reads),
         cmocka_unit_test(what_the_user_says_stays),
         cmocka_unit_test(names_that_libfabric_reads_its_own_way),
+        cmocka_unit_test(what_is_not_tested_is_said_to_be),
         cmocka_unit_test(there_may_be_no_environment),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -161,6 +161,15 @@ static bool same_provider(const char *a, const char *b)
     return strcasecmp(a, b) == 0;
 }
 
+static bool is_tested(const char *provider)
+{
+    static const char *const tested[] = {"efa", "shm", "tcp;ofi_rxm", "udp;ofi_rxd", "verbs;ofi_rxm"};
+    for (size_t i = 0; i < sizeof tested / sizeof *tested; i++)
+        if (same_provider(provider, tested[i]))
+            return true;
+    return false;
+}
+
 static void why_not(const struct efa_lib *lib, const struct fi_info *all, const char *provider,
                     char *reason, size_t size)
 {
@@ -177,7 +186,8 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
     int rc = ask(lib, provider, NULL, false, &own);
     lib->freeinfo(own);
     if (rc == 0)
-        snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER='%s' uses it", provider);
+        snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER='%s' uses it%s", provider,
+                 is_tested(provider) ? "" : ", but Weft is not tested over it");
     else if (!rdm)
         snprintf(reason, size, "has no reliable datagram endpoint (FI_EP_RDM)");
     else if (!(caps & FI_MSG) || !(caps & FI_RMA))
