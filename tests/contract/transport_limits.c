@@ -192,6 +192,33 @@ static void inline_payload_is_copied_under_load(void **state)
         assert_int_equal(pair_word(p, far, 8 * i), i + 1);
 }
 
+/* What waits behind a fence is copied, too, and goes when its caller's bytes are others. */
+static void inline_payload_that_waits_is_copied(void **state)
+{
+    struct pair *p = *state;
+    uint64_t most = pair_attr(p).max_inline;
+    test_need(most > 0 && pair_has(p, WEFT_OP_FENCE), "inline payload, and fences, in this transport");
+    enum { LONG = 1 << 20 };
+    struct buf bulk = pair_buf(p, A, LONG, 0, 0), place = pair_buf(p, B, LONG, 0, ACCESS_ALL);
+    struct buf near = pair_buf(p, A, most, 0, 0), far = pair_buf(p, B, most, 0, ACCESS_ALL);
+    const uint64_t lens[] = {1, most / 2 + 1, most};
+    for (size_t i = 0; i < 2 * ARRAY_LEN(lens); i++) {
+        uint64_t len = lens[i / 2];
+        struct weft_cmd before[] = {cmd_write(bulk, 0, place, 0, LONG), cmd_fence()};
+        struct weft_cmd cmd = i % 2 ? cmd_send(near, 0, len) : cmd_write(near, 0, far, 0, len);
+        for (size_t c = 0; c < ARRAY_LEN(before); c++)
+            pair_post(p, A, 0, &before[c]);
+        try_inline(p, cmd, near, len);
+        if (i % 2)
+            assert_int_equal(pair_arrival(p, B, i / 2).len, len);
+        if (i % 2)
+            pair_check_arrival(p, B, i / 2, 5, 0);
+        else
+            pair_check(p, far, 0, len, 5);
+        pair_settle(p, A);
+    }
+}
+
 static void longer_than_max_inline_is_refused(void **state)
 {
     struct pair *p = *state;
@@ -283,6 +310,7 @@ int main(void)
         IN_ONE(more_pieces_than_max_iov_are_refused),
         IN_BOTH(inline_payload_is_copied),
         IN_BOTH(inline_payload_is_copied_under_load),
+        IN_BOTH(inline_payload_that_waits_is_copied),
         IN_BOTH(longer_than_max_inline_is_refused),
         IN_BOTH(trains_of_cmds_with_more),
         IN_BOTH(sixty_four_mebibytes),

@@ -181,6 +181,21 @@ static void a_read_behind_a_fence_sees_the_write(void **state)
     }
 }
 
+/* What a fence waits for is the answer to a read or an addition, and nothing else is said that could wake what waits. */
+static void a_fence_behind_what_is_answered_alone(void **state)
+{
+    struct pair *p = need(*state, WEFT_OP_FENCE);
+    struct buf near = pair_buf(p, A, 8, 0, 0), far = pair_buf(p, B, MIB, 0, ACCESS_ALL), back = pair_buf(p, A, MIB, 0, 0);
+    pair_fill(p, far, 4);
+    for (int i = 0; i < 6; i++) {
+        struct weft_cmd first = i % 2 && pair_has(p, WEFT_OP_ADD64) ? cmd_add(near, far, 0, 1) : cmd_read(back, 0, far, 0, i < 3 ? 8 : MIB);
+        struct weft_cmd cmds[] = {first, cmd_fence(), cmd_write(near, 0, far, 8, 8)};
+        for (size_t c = 0; c < ARRAY_LEN(cmds); c++)
+            pair_post(p, A, 0, &cmds[c]);
+        pair_settle(p, A);
+    }
+}
+
 /* --- attr.order ---------------------------------------------------------------------------- */
 
 static struct weft_cmd mixed(struct pair *p, struct buf near, struct buf far, uint64_t i)
@@ -280,6 +295,7 @@ int main(void)
         IN_BOTH(a_message_behind_a_fence_comes_after_the_data),
         IN_BOTH(fences_complete_anywhere),
         IN_BOTH(a_read_behind_a_fence_sees_the_write),
+        IN_BOTH(a_fence_behind_what_is_answered_alone),
         IN_BOTH(mixed_cmds_complete_as_attr_order_says),
         IN_BOTH(ordered_writes_to_one_word),
         IN_BOTH(ordered_message_follows_the_write),

@@ -619,12 +619,19 @@ static void what_was_lent_to_one_of_several_reads_is_given_back_later(void **sta
     }
 }
 
-/* Too much, outside, twice, after the end: never a byte outside the READ. */
+static void say_end(struct stranger *s, uint32_t call, uint64_t sent, uint64_t code)
+{
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_END, .id = call, .word = {sent, code}});
+    for (int i = 0; i < 100; i++)
+        pair_poll(&s->pair, PAIR_B);
+}
+
+/* Too much, too little, outside, twice, after the end: never a byte outside the READ, and it does not end well. */
 static void wrong_answers_to_a_read(void **state)
 {
     struct stranger *s = *state;
     uint8_t *into = malloc(300);
-    for (int wrong = 0; wrong < 7; wrong++) {
+    for (int wrong = 0; wrong < 13; wrong++) {
         memset(into, 0, 300);
         uint32_t call = post_read(s, into, 100);
         if (wrong == 0)
@@ -638,10 +645,7 @@ static void wrong_answers_to_a_read(void **state)
             say_data(s, 1, call, 0, 60);
         }
         if (wrong == 4) {
-            stranger_say_frame(
-                s->fd[0],
-                (struct tcp_frame){.type = TCP_END, .id = call, .word = {10, TCP_CODE_KEY}});
-            pair_poll(&s->pair, PAIR_B);
+            say_end(s, call, 10, TCP_CODE_KEY);
             say_data(s, 0, call, 0, 11);
         }
         if (wrong == 5)
@@ -650,9 +654,26 @@ static void wrong_answers_to_a_read(void **state)
             say_data(s, 1, call, 0, 20);
             for (int i = 0; i < 100; i++)
                 pair_poll(&s->pair, PAIR_B);
-            stranger_say_frame(
-                s->fd[0],
-                (struct tcp_frame){.type = TCP_END, .id = call, .word = {10, TCP_CODE_KEY}});
+            say_end(s, call, 10, TCP_CODE_KEY);
+        }
+        if (wrong == 7) /* of nothing */
+            say_data(s, 1, call, 0, 0);
+        if (wrong == 8) { /* the same, while a half of what there is comes */
+            stranger_say_frame(s->fd[1], (struct tcp_frame){.type = TCP_DATA, .id = call, .len = 60});
+            stranger_say(s->fd[1], "half of it", 10);
+            for (int i = 0; i < 100; i++)
+                pair_poll(&s->pair, PAIR_B);
+            say_data(s, 0, call, 0, 0);
+        }
+        if (wrong == 9) /* of all, for no reason */
+            say_end(s, call, 100, TCP_OK);
+        if (wrong == 10)
+            say_end(s, call, 101, TCP_CODE_KEY);
+        if (wrong == 11)
+            say_end(s, call, 0, TCP_CODES);
+        if (wrong == 12) {
+            say_end(s, call, 40, TCP_CODE_KEY);
+            say_end(s, call, 50, TCP_CODE_KEY);
         }
         stranger_await_down(s, WEFT_EPROTO);
         for (int i = 100; i < 300; i++)
@@ -705,6 +726,208 @@ static void an_acknowledgement_of_what_was_not_sent(void **state)
     stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = 1});
     stranger_await_down(s, WEFT_EPROTO);
     free(from);
+}
+
+/* --- what is said of this side's frames ---------------------------------------------------------- */
+
+static void post_one(struct stranger *s, enum weft_op op, void *from, uint64_t len)
+{
+    struct weft_cmd cmd = {.op = (uint8_t)op, .len = len, .ctx = 21, .one = {.addr = from, .len = len}};
+    assert_int_equal(PAIR_OK(s->pair.ops->post(s->link, &cmd, 1)), 1);
+}
+
+/* A message is refused by nobody, and a WRITE for a reason that there is. */
+static void refusals_that_make_no_sense(void **state)
+{
+    struct stranger *s = *state;
+    static const uint64_t codes[] = {TCP_CODES, 1ull << 32 | TCP_CODE_KEY, 1ull << 40, UINT64_MAX};
+    uint8_t bytes[16] = {0};
+    post_one(s, WEFT_OP_SEND, bytes, 1);
+    stranger_hear_type(s, s->fd[0], TCP_SEND);
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_NACK, .word = {0, TCP_CODE_KEY}});
+    stranger_await_down(s, WEFT_EPROTO);
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
+        rejoin(s);
+        post_one(s, WEFT_OP_WRITE, bytes, sizeof bytes);
+        stranger_hear_type(s, s->fd[0], TCP_WRITE);
+        stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_NACK, .word = {0, codes[i]}});
+        stranger_await_down(s, WEFT_EPROTO);
+    }
+}
+
+#define SMALL_CHUNK 4096u
+
+static int setup_small_chunks(void **state)
+{
+    weft_config_set("WEFT_TCP_CHUNK", "4K");
+    int rc = stranger_setup_joined(state);
+    weft_config_set("WEFT_TCP_CHUNK", NULL);
+    return rc;
+}
+
+static void hear_parts(struct stranger *s, uint32_t n)
+{
+    uint8_t sink[SMALL_CHUNK];
+    for (uint32_t i = 0; i < n; i++) {
+        assert_int_equal(stranger_hear_type(s, s->fd[1], TCP_PART).len, SMALL_CHUNK);
+        stranger_hear(s, s->fd[1], sink, SMALL_CHUNK);
+    }
+}
+
+/* What was said first is why it failed, and it ends when all that went out has been counted. */
+static void the_first_refusal_counts(void **state)
+{
+    struct stranger *s = *state;
+    static uint8_t from[5 * SMALL_CHUNK];
+    struct pair_comp none;
+    post_one(s, WEFT_OP_WRITE, from, sizeof from);
+    hear_parts(s, 5);
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_NACK, .id = 1, .word = {1, TCP_CODE_BOUNDS}});
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_NACK, .id = 3, .word = {1, TCP_CODE_KEY}});
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = 4});
+    for (int i = 0; i < 100; i++)
+        pair_poll(&s->pair, PAIR_B);
+    assert_false(pair_take(&s->pair, PAIR_B, WEFT_OP_WRITE, 21, &none));
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = 5});
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE, 21).comp.status, WEFT_EBOUNDS);
+}
+
+/* A peer that counts nothing gets no more chunks than it has said it takes. */
+static void no_more_chunks_than_the_peer_takes(void **state)
+{
+    struct stranger *s = *state;
+    enum { CHUNKS = 3 * DEPTH };
+    uint8_t *from = calloc(CHUNKS, SMALL_CHUNK), byte;
+    post_one(s, WEFT_OP_WRITE, from, CHUNKS * (uint64_t)SMALL_CHUNK);
+    for (uint32_t i = 1; i <= CHUNKS / DEPTH; i++) {
+        hear_parts(s, DEPTH);
+        for (int k = 0; k < 200; k++)
+            pair_poll(&s->pair, PAIR_B);
+        assert_int_equal(recv(s->fd[1], &byte, 1, MSG_DONTWAIT), -1);
+        stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack_sock = 1, .ack = i * DEPTH});
+    }
+    assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_WRITE, 21).comp.status, 0);
+    free(from);
+}
+
+/* A poll hears two peers. The one that lies is found out, whichever is heard first, and the other is believed. */
+static void a_lie_beside_a_message_of_another(void **state)
+{
+    struct stranger *s = *state;
+    for (int i = 0; i < 4; i++) {
+        struct stranger_link other = stranger_join_another(s);
+        bool first = i % 2;
+        int lying = first ? s->fd[0] : other.fd[0], honest = first ? other.fd[0] : s->fd[0];
+        struct weft_link *liar = first ? s->link : other.link;
+        uint8_t bytes[TCP_FRAME_MAX + 1], sound[TCP_FRAME_MAX + 1];
+        size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_SEND, .len = 1, .ack = 7});
+        assert_int_equal(stranger_encode(sound, (struct tcp_frame){.type = TCP_SEND, .len = 1}), len);
+        bytes[len] = sound[len] = 'x';
+        stranger_say(lying, bytes, len + 1);
+        stranger_say(honest, sound, len + 1);
+        struct weft_comp down = pair_wait(&s->pair, PAIR_B, WEFT_OP_LINK_DOWN, 0).comp;
+        assert_ptr_equal(down.link, liar);
+        assert_int_equal(down.status, WEFT_EPROTO);
+        for (struct pair_comp got = pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0);; got = pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0)) {
+            free(got.data);
+            if (got.comp.link != liar)
+                break;
+        }
+        stranger_say(honest, sound, len + 1); /* it goes on */
+        free(pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0).data);
+        close(other.fd[0]);
+        close(other.fd[1]);
+        s->pair.ops->link_close(other.link);
+        rejoin(s);
+        while (s->pair.side[PAIR_B].ncomps > 0) /* of the other that hung up */
+            free(s->pair.side[PAIR_B].comps[--s->pair.side[PAIR_B].ncomps].data);
+    }
+}
+
+/* --- memory and links that go ------------------------------------------------------------------ */
+
+/* From the first call of mem_dereg on nothing more begins in memory that is still written to. */
+static void memory_that_is_to_go_takes_no_more(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_nic *nic = s->pair.side[PAIR_B].nic;
+    static uint8_t mem[2 * LEN], payload[LEN];
+    struct weft_mem_handle handle = pair_reg(&s->pair, PAIR_B, mem, sizeof mem, PAIR_ALL, 5);
+    struct tcp_frame write = {.type = TCP_WRITE, .len = sizeof mem, .word = {5, (uintptr_t)mem}};
+    memset(payload, 1, sizeof payload);
+    stranger_say_frame(s->fd[1], write);
+    stranger_say(s->fd[1], payload, LEN);
+    TEST_UNTIL(mem[LEN - 1] == 1, pair_poll(&s->pair, PAIR_B), "half of a WRITE");
+    assert_int_equal(s->pair.ops->mem_dereg(nic, handle.mem), WEFT_EAGAIN);
+    write.len = 1;
+    memset(payload, 2, sizeof payload);
+    stranger_say_frame(s->fd[0], write);
+    stranger_say(s->fd[0], payload, 1);
+    assert_int_equal(stranger_hear_type(s, s->fd[0], TCP_NACK).word[1], TCP_CODE_KEY);
+    assert_int_equal(mem[0], 1);
+    stranger_say(s->fd[1], payload, LEN); /* what had begun ends */
+    TEST_UNTIL(mem[2 * LEN - 1] == 2, pair_poll(&s->pair, PAIR_B), "the rest of it");
+    assert_int_equal(s->pair.ops->mem_dereg(nic, handle.mem), 0);
+    struct weft_mem_range over = {.addr = (void *)-4096ul, .len = 8192, .key = 6, .access = PAIR_ALL, .kind = WEFT_MEM_HOST};
+    assert_int_equal(s->pair.ops->mem_reg(nic, &over, &handle), -EINVAL);
+}
+
+/* Who closes as soon as it has taken a message says that it has. */
+static void who_closes_says_what_was_taken(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_FRAME_MAX + 1] = {0};
+    size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_SEND, .len = 1});
+    stranger_say(s->fd[0], bytes, len + 1);
+    free(pair_wait(&s->pair, PAIR_B, WEFT_OP_RECV, 0).data);
+    s->pair.ops->link_close(s->link);
+    struct tcp_frame ack = stranger_hear_type(s, s->fd[0], TCP_ACK);
+    assert_int_equal(ack.ack, 1);
+    close(s->fd[0]);
+    close(s->fd[1]);
+    stranger_open_link(s);
+    stranger_join(s);
+}
+
+static int setup_small_buffers(void **state)
+{
+    weft_config_set("WEFT_TCP_SNDBUF", "4608");
+    int rc = stranger_setup(state);
+    weft_config_set("WEFT_TCP_SNDBUF", NULL);
+    return rc;
+}
+
+/* The peer asks and does not read, while this side sends all it can: there is room for the answers. */
+static void answers_find_room_behind_all_that_is_sent(void **state)
+{
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_COPY_MAX] = {0}, answer[TCP_HELLO_SIZE];
+    const uint32_t sends = 4 * TCP_BUF / TCP_COPY_MAX;
+    for (uint8_t i = 0; i < 2; i++) { /* one that takes more at once than there are buffers for */
+        struct tcp_hello hello = stranger_hello_for(s, i);
+        hello.depth = (uint16_t)sends;
+        s->fd[i] = stranger_dial(s);
+        stranger_say_hello(s->fd[i], hello);
+        stranger_hear(s, s->fd[i], answer, sizeof answer);
+    }
+    assert_int_equal(stranger_finish_connect(s), 0);
+    for (uint32_t i = 0; i < sends; i++)
+        post_one(s, WEFT_OP_SEND, bytes, sizeof bytes);
+    for (uint32_t i = 0; i < DEPTH; i++)
+        stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ADD, .id = i, .word = {KEY, (uintptr_t)s->mem, 1}});
+    TEST_UNTIL(s->mem[0] == DEPTH, pair_poll(&s->pair, PAIR_B), "the additions");
+    for (uint32_t heard = 0, answered = 0; heard < sends || answered < DEPTH;) {
+        uint8_t head[TCP_FRAME_MAX];
+        stranger_hear(s, s->fd[0], head, TCP_HEAD);
+        stranger_hear(s, s->fd[0], head + TCP_HEAD, 8 * (size_t)tcp_frame_words(head[0]));
+        if (head[0] == TCP_SEND)
+            stranger_hear(s, s->fd[0], bytes, sizeof bytes);
+        heard += head[0] == TCP_SEND;
+        answered += head[0] == TCP_ADDED;
+    }
+    stranger_say_frame(s->fd[0], (struct tcp_frame){.type = TCP_ACK, .ack = sends});
+    for (uint32_t i = 0; i < sends; i++)
+        assert_int_equal(pair_wait(&s->pair, PAIR_B, WEFT_OP_SEND, 21).comp.status, 0);
 }
 
 /* The peer's depth holds if it is the smaller one. */
@@ -836,6 +1059,20 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_shorter_answer_leaves_its_memory, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_long_answer_keeps_its_memory, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(refusals_that_make_no_sense, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(the_first_refusal_counts, setup_small_chunks,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(no_more_chunks_than_the_peer_takes, setup_small_chunks,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(a_lie_beside_a_message_of_another, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(memory_that_is_to_go_takes_no_more, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(who_closes_says_what_was_taken, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(answers_find_room_behind_all_that_is_sent, setup_small_buffers,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(no_more_cmds_than_the_peer_takes, stranger_setup_joined,
                                         stranger_teardown),

@@ -6,6 +6,8 @@
 #include <poll.h>
 #include <sys/resource.h>
 
+#include "transports/tcp/tcp.h"
+
 static void wrong_hellos_are_dropped(void **state)
 {
     struct stranger *s = *state;
@@ -186,6 +188,181 @@ static void gone_before_the_link_is_up(void **state)
     for (int i = 0; i < 100; i++)
         pair_poll(&s->pair, PAIR_B);
     assert_int_equal(stranger_finish_connect(s), WEFT_EPEER);
+    int fd = stranger_dial(s); /* nobody joins it any more */
+    stranger_say_hello(fd, stranger_hello_for(s, 1));
+    stranger_hear_end(s, fd);
+}
+
+static int setup_patient(void **state)
+{
+    weft_config_set("WEFT_TCP_TIMEOUT", "60000");
+    int rc = stranger_setup(state);
+    weft_config_set("WEFT_TCP_TIMEOUT", NULL);
+    return rc;
+}
+
+/* Who has begun to speak stays before all who say nothing, as soon as these have had a second. */
+static void who_speaks_is_not_pushed_out_by_who_does_not(void **state)
+{
+    enum { KEPT = 64 };
+    struct stranger *s = *state;
+    uint8_t bytes[TCP_HELLO_SIZE], answer[TCP_HELLO_SIZE];
+    struct tcp_hello hello = stranger_hello_for(s, 0);
+    int fd[KEPT + 8];
+    tcp_hello_encode(bytes, &hello);
+    s->fd[0] = stranger_dial(s);
+    stranger_say(s->fd[0], bytes, 10);
+    for (int i = 0; i < KEPT + 8; i++) {
+        if (i == KEPT - 1)
+            usleep(1100000);
+        fd[i] = stranger_dial(s);
+        for (int k = 0; k < 4; k++)
+            pair_poll(&s->pair, PAIR_B);
+    }
+    stranger_say(s->fd[0], bytes + 10, sizeof bytes - 10);
+    stranger_hear(s, s->fd[0], answer, sizeof answer);
+    s->fd[1] = stranger_dial(s);
+    stranger_say_hello(s->fd[1], stranger_hello_for(s, 1));
+    stranger_hear(s, s->fd[1], answer, sizeof answer);
+    assert_int_equal(stranger_finish_connect(s), 0);
+    for (int i = 0; i < KEPT + 8; i++)
+        close(fd[i]);
+}
+
+/* --- the active end ------------------------------------------------------------------------ */
+
+static void open_active(struct stranger *s, const uint8_t *key, struct weft_link **link)
+{
+    struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE, .key = key};
+    PAIR_OK(s->pair.ops->link_open(s->pair.side[PAIR_B].nic, &opts, link));
+}
+
+static int listen_on(struct sockaddr_in *at)
+{
+    socklen_t len = sizeof *at;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *at = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(bind(listener, (struct sockaddr *)at, sizeof *at), 0);
+    assert_int_equal(listen(listener, 4), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)at, &len), 0);
+    return listener;
+}
+
+/* link_connect of an active end towards this address, until it knows. */
+static int connect_until(struct stranger *s, struct weft_link *link, const uint8_t *address)
+{
+    int rc;
+    uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    while ((rc = s->pair.ops->link_connect(link, address, TCP_ADDRESS_SIZE)) == WEFT_EAGAIN) {
+        pair_poll(&s->pair, PAIR_B);
+        assert_true(weft_now() < deadline);
+    }
+    return rc;
+}
+
+/* No field of an address is taken as it is. */
+static void addresses_that_make_no_sense(void **state)
+{
+    struct stranger *s = *state;
+    static const struct {
+        uint8_t at, value[2];
+        int status;
+    } wrongs[] = {{0, {0}, WEFT_EPROTO},     /* magic */
+                  {4, {99}, WEFT_EVERSION},
+                  {5, {0}, WEFT_EPROTO},     /* that of an active end */
+                  {6, {0}, WEFT_EPROTO},     /* sockets */
+                  {6, {TCP_MAX_SOCKETS + 1}, WEFT_EPROTO},
+                  {7, {5}, WEFT_EPROTO},     /* family */
+                  {7, {0}, WEFT_EPROTO},
+                  {8, {0, 0}, WEFT_EPROTO}}; /* port */
+    struct weft_link *link;
+    uint8_t address[TCP_ADDRESS_SIZE];
+    for (size_t i = 0; i < sizeof wrongs / sizeof *wrongs; i++) {
+        open_active(s, NULL, &link);
+        memcpy(address, s->address, sizeof address);
+        memcpy(address + wrongs[i].at, wrongs[i].value, wrongs[i].at == 8 ? 2 : 1);
+        assert_int_equal(s->pair.ops->link_connect(link, address, sizeof address), wrongs[i].status);
+        memcpy(address, s->address, sizeof address);
+        for (size_t len = 0; len < sizeof address; len += 5)
+            assert_int_equal(s->pair.ops->link_connect(link, address, len), WEFT_EPROTO);
+        assert_int_equal(s->pair.ops->link_address(link, address, TCP_ADDRESS_SIZE - 1), -EINVAL);
+        s->pair.ops->link_close(link);
+    }
+    stranger_join(s);
+    memcpy(address, s->address, sizeof address); /* of a passive end, to one */
+    stranger_close_link(s);
+    stranger_open_link(s);
+    assert_int_equal(s->pair.ops->link_connect(s->link, address, sizeof address), WEFT_EPROTO);
+}
+
+/* Where nobody listens, and where no way leads: said as what it is, and again when it is asked again. */
+static void places_where_nobody_is(void **state)
+{
+    struct stranger *s = *state;
+    struct sockaddr_in at;
+    uint8_t address[TCP_ADDRESS_SIZE];
+    memcpy(address, s->address, sizeof address);
+    close(listen_on(&at)); /* its port is free */
+    tcp_put16(address + 8, ntohs(at.sin_port));
+    for (int i = 0; i < 2; i++) {
+        struct weft_link *link;
+        open_active(s, NULL, &link);
+        int rc = connect_until(s, link, address);
+        assert_true(rc < 0 && (i == 1 || rc == -ECONNREFUSED));
+        assert_int_equal(s->pair.ops->link_connect(link, address, sizeof address), rc);
+        s->pair.ops->link_close(link);
+        memset(address + 16, 255, 4); /* to all: no connection is made to them */
+    }
+}
+
+/* It has no token before it dials, and is joined with none. */
+static void an_active_end_is_joined_by_nobody(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_link *link;
+    open_active(s, NULL, &link);
+    for (uint8_t i = 0; i < 2; i++) {
+        struct tcp_hello hello = stranger_hello_for(s, i);
+        memset(hello.token, 0, sizeof hello.token);
+        int fd = stranger_dial(s);
+        stranger_say_hello(fd, hello);
+        stranger_hear_end(s, fd);
+    }
+    s->pair.ops->link_close(link);
+}
+
+/* An answer that is not to what was asked, field by field. */
+static void answers_that_make_no_sense(void **state)
+{
+    struct stranger *s = *state;
+    struct sockaddr_in at;
+    int listener = listen_on(&at);
+    uint8_t address[TCP_ADDRESS_SIZE], bytes[TCP_HELLO_SIZE];
+    memcpy(address, s->address, sizeof address);
+    tcp_put16(address + 8, ntohs(at.sin_port));
+    for (int wrong = 0; wrong < 6; wrong++) {
+        struct weft_link *link;
+        struct tcp_hello hello = {0};
+        open_active(s, NULL, &link);
+        assert_int_equal(s->pair.ops->link_connect(link, address, sizeof address), WEFT_EAGAIN);
+        int fd[2];
+        for (int i = 0; i < 2; i++)
+            fd[i] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        stranger_hear(s, fd[0], bytes, sizeof bytes);
+        assert_true(tcp_hello_decode(bytes, &hello));
+        hello.index ^= wrong == 0;
+        hello.sockets += wrong == 1 ? 1 : wrong == 2 ? -1 : 0;
+        hello.depth = wrong == 3 ? 0 : hello.depth;
+        hello.token[TCP_TOKEN - 1] ^= wrong == 4;
+        tcp_hello_encode(bytes, &hello);
+        bytes[0] ^= wrong == 5;
+        stranger_say(fd[0], bytes, sizeof bytes);
+        assert_int_equal(connect_until(s, link, address), WEFT_EPROTO);
+        s->pair.ops->link_close(link);
+        close(fd[0]);
+        close(fd[1]);
+    }
+    close(listener);
 }
 
 /* --- keys ---------------------------------------------------------------------------------- */
@@ -285,21 +462,16 @@ static void a_recorded_hello_joins_nothing(void **state)
 static void an_answer_needs_the_key(void **state)
 {
     struct stranger *s = *state;
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof at;
-    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof at), 0);
-    assert_int_equal(listen(listener, 4), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &len), 0);
+    struct sockaddr_in at;
+    int listener = listen_on(&at);
     uint8_t address[TCP_ADDRESS_SIZE];
     memcpy(address, s->address, sizeof address);
     tcp_put16(address + 8, ntohs(at.sin_port));
     for (int wrong = 0; wrong < 3; wrong++) {
-        struct weft_link_opts opts = {.role = WEFT_ROLE_ACTIVE, .key = key};
         struct weft_link *link;
         uint8_t hello[TCP_HELLO_SIZE];
         int rc = WEFT_EAGAIN, fd[2] = {-1, -1};
-        PAIR_OK(s->pair.ops->link_open(s->pair.side[PAIR_B].nic, &opts, &link));
+        open_active(s, key, &link);
         uint64_t deadline = weft_now() + PAIR_WAIT_MS * 1000000ull;
         for (int n = 0; rc == WEFT_EAGAIN; pair_poll(&s->pair, PAIR_B)) {
             rc = s->pair.ops->link_connect(link, address, sizeof address);
@@ -342,6 +514,16 @@ int main(void)
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(a_hello_byte_by_byte, stranger_setup, stranger_teardown),
         cmocka_unit_test_setup_teardown(gone_before_the_link_is_up, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(who_speaks_is_not_pushed_out_by_who_does_not, setup_patient,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(addresses_that_make_no_sense, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(places_where_nobody_is, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(an_active_end_is_joined_by_nobody, stranger_setup,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(answers_that_make_no_sense, stranger_setup,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(only_who_has_the_key_joins, stranger_setup,
                                         stranger_teardown),

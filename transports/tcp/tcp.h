@@ -204,7 +204,6 @@ struct tcp_link {
     int status;    /* why it is down */
     bool down_due; /* LINK_DOWN has not been handed out */
     bool ready;    /* in nic->ready */
-    bool named;    /* passive: link_connect has brought a sound address */
     struct tcp_link *ready_next;
     struct sockaddr_storage peer; /* of link_opts; family 0: none */
     uint8_t token[TCP_TOKEN];     /* the passive end's */

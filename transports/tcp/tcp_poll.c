@@ -80,8 +80,7 @@ static void hand_out(struct tcp_poll *poll)
 {
     while (poll->nic->done.head && poll->n < poll->max)
         hand_out_op(poll);
-    if (!poll->nic->done.head)
-        hand_out_down(poll);
+    hand_out_down(poll); /* if there is room left: then all that they completed has been handed out */
 }
 
 /* --- who sends ------------------------------------------------------------------------------------ */
