@@ -89,6 +89,7 @@ int pair_poll(struct pair *pair, int i)
         assert_true(side->ncomps < PAIR_COMPS);
         struct pair_comp *kept = &side->comps[side->ncomps++];
         *kept = (struct pair_comp){.comp = comps[k]};
+        assert_true(comps[k].status >= 0 || comps[k].len == 0); /* what has failed has moved nothing that counts */
         if (comps[k].op == WEFT_OP_RECV) {
             kept->data = malloc(comps[k].len + 1);
             memcpy(kept->data, comps[k].data, comps[k].len);

@@ -174,6 +174,39 @@ static void small_ones_do_not_wait_for_large_ones(void **state)
     free(there);
 }
 
+/* One is bound to a socket, the others take whichever has room: none is forgotten where they overtake each other. */
+static void long_ones_of_both_kinds_share_the_sockets(void **state)
+{
+    (void)state;
+    enum { OPS = 6, LEN = 1 << 20 };
+    struct pair pair;
+    pair_adopt(&pair, open_nic(NULL, "3", "64K"), open_nic(NULL, "3", "64K"));
+    pair_connect(&pair);
+    uint8_t *here = malloc(LEN), *there = calloc(OPS, LEN);
+    struct weft_mem_handle handle = pair_reg(&pair, PAIR_B, there, (uint64_t)OPS * LEN, PAIR_ALL, KEY);
+    pair_fill(here, LEN, 8);
+    for (unsigned round = 0; round < 20; round++) {
+        unsigned n = 2 + round % (OPS - 1), bound = round / 5 % n;
+        memset(there, 0, (size_t)OPS * LEN);
+        for (unsigned i = 0; i < n; i++) {
+            struct weft_cmd cmd = cmd_for(i == bound ? WEFT_OP_WRITE_IMM : WEFT_OP_WRITE, here, LEN, there + (size_t)i * LEN);
+            cmd.ctx = 100 + i;
+            cmd.flags = i + 1 < n ? WEFT_CMD_MORE : 0;
+            pair_post(&pair, PAIR_A, &cmd);
+        }
+        for (unsigned i = 0; i < n; i++) {
+            enum weft_op op = i == bound ? WEFT_OP_WRITE_IMM : WEFT_OP_WRITE;
+            assert_int_equal(pair_wait(&pair, PAIR_A, op, 100 + i).comp.status, 0);
+            assert_true(pair_filled(there + (size_t)i * LEN, LEN, 8));
+        }
+        pair_wait(&pair, PAIR_B, WEFT_OP_WRITE_IMM, 0);
+    }
+    assert_int_equal(pair.ops->mem_dereg(pair.side[PAIR_B].nic, handle.mem), 0);
+    pair_close(&pair);
+    free(here);
+    free(there);
+}
+
 /* --- where it listens ---------------------------------------------------------------------- */
 
 static bool have_v6(void)
@@ -415,6 +448,7 @@ int main(void)
         cmocka_unit_test(chunks_of_any_size),
         cmocka_unit_test(a_full_buffer_keeps_payloads_in_their_places),
         cmocka_unit_test(small_ones_do_not_wait_for_large_ones),
+        cmocka_unit_test(long_ones_of_both_kinds_share_the_sockets),
         cmocka_unit_test(listens_where_it_is_told),
         cmocka_unit_test(nonsense_is_no_host),
         cmocka_unit_test(dials_where_core_met_the_peer),
