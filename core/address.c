@@ -53,7 +53,8 @@ static int parse_port(const char *text, uint16_t *port)
     return 0;
 }
 
-int weft__address_parse(const char *text, struct weft__address *out)
+/* whole: both parts are needed, and no name is looked up without a port to ask at. */
+static int parse(const char *text, bool whole, struct weft__address *out)
 {
     char host[256];
     const char *port_text;
@@ -64,6 +65,8 @@ int weft__address_parse(const char *text, struct weft__address *out)
         return weft_fail(-EINVAL, "'%s' is not HOST:PORT: a port is 0 to 65535", text);
     if (!*host && !*port_text) /* a variable that is not set, perhaps: that is not to open all interfaces */
         return weft_fail(-EINVAL, "'%s' is no address: neither a host nor a port", text);
+    if (whole && (!*host || !port))
+        return weft_fail(-EINVAL, "'%s' does not name a host and a port", text);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *all, *found;
     int rc = getaddrinfo(*host ? host : NULL, *host ? NULL : "0", &hints, &all);
     if (rc)
@@ -79,6 +82,19 @@ int weft__address_parse(const char *text, struct weft__address *out)
     freeaddrinfo(all);
     weft__address_set_port(out, port);
     return 0;
+}
+
+int weft__address_parse(const char *text, struct weft__address *out)
+{
+    return parse(text, false, out);
+}
+
+int weft__address_parse_peer(const char *text, struct weft__address *out)
+{
+    int rc = parse(text, true, out);
+    if (rc == 0 && weft__address_is_any(out))
+        rc = weft_fail(-EINVAL, "'%s' does not name a host and a port", text);
+    return rc;
 }
 
 void weft__address_host(const struct weft__address *a, char *text, size_t cap)

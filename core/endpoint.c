@@ -323,9 +323,7 @@ int weft_endpoint_connect_to(weft_endpoint_t handle, const char *address,
     if (!ep)
         return WEFT_EHANDLE;
     weft__handle_put(handle); /* looking up a name may take long: who closes the endpoint does not wait for it */
-    rc = weft__address_parse(address, &a);
-    if (rc == 0 && (!weft__address_port(&a) || weft__address_is_any(&a)))
-        rc = weft_fail(-EINVAL, "'%s' does not name a host and a port", address);
+    rc = weft__address_parse_peer(address, &a);
     if (rc)
         return rc;
     ep = weft__handle_get(handle, WEFT__ENDPOINT);

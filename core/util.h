@@ -177,6 +177,8 @@ struct weft__address {
 };
 /* "HOST:PORT", "HOST", ":PORT", "[V6]:PORT"; no host: any address. Names are resolved. */
 int weft__address_parse(const char *text, struct weft__address *out);
+/* Of somebody else: "HOST:PORT" or "[V6]:PORT", and no other form. */
+int weft__address_parse_peer(const char *text, struct weft__address *out);
 void weft__address_format(const struct weft__address *a, char *text, size_t cap);
 /* Host part only, numeric. */
 void weft__address_host(const struct weft__address *a, char *text, size_t cap);

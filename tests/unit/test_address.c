@@ -45,6 +45,22 @@ static void no_host_is_any_address(void **state)
     }
 }
 
+/* Of a peer: whole, or nothing is looked up, which may take long and speaks of something else. */
+static void a_peer_has_a_host_and_a_port(void **state)
+{
+    (void)state;
+    const char *bad[] = {"no.such.host.invalid", "127.0.0.1", "127.0.0.1:0", "::1", "[::1]", ":7000", "0.0.0.0:7000",
+                         "[::]:7000"};
+    const char *good[] = {"127.0.0.1:7000", "localhost:7000", "[::1]:7000"};
+    struct weft__address a;
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(bad); i++) {
+        assert_int_equal(weft__address_parse_peer(bad[i], &a), -EINVAL);
+        assert_non_null(strstr(weft_last_error(), "does not name a host and a port"));
+    }
+    for (size_t i = 0; i < WEFT__ARRAY_LEN(good); i++)
+        assert_int_equal(weft__address_parse_peer(good[i], &a), 0);
+}
+
 static void forms_that_are_refused(void **state)
 {
     (void)state;
@@ -64,6 +80,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forms_that_are_read),
         cmocka_unit_test(no_host_is_any_address),
+        cmocka_unit_test(a_peer_has_a_host_and_a_port),
         cmocka_unit_test(forms_that_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
