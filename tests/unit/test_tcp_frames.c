@@ -889,6 +889,60 @@ static void who_closes_says_what_was_taken(void **state)
     stranger_join(s);
 }
 
+/* Polls until nothing is left to do: the descriptor to sleep on. */
+static void until_asleep(struct stranger *s)
+{
+    TEST_UNTIL(s->pair.ops->wait_fd(s->link->nic) >= 0, pair_poll(&s->pair, PAIR_B), "sleep");
+}
+
+static void say_and_wait(struct stranger *s, const uint8_t *bytes, size_t len)
+{
+    struct pollfd here = {.fd = ((struct tcp_link *)s->link)->socks[0].fd, .events = POLLIN};
+    stranger_say(s->fd[0], bytes, len);
+    assert_int_equal(poll(&here, 1, TEST_DEADLINE_MS), 1);
+}
+
+/* What no descriptor will tell of: an end, an acknowledgement that is owed, and that a link is down. Each alone. */
+static void who_has_something_left_does_not_sleep(void **state)
+{
+    struct stranger *s = *state;
+    struct weft_nic *nic = s->link->nic;
+    struct weft_comp comps[4];
+    uint8_t bytes[2 * TCP_FRAME_MAX] = {0};
+    for (int i = 0; i < 2; i++) {
+        post_one(s, WEFT_OP_SEND, bytes, 1);
+        stranger_hear_type(s, s->fd[0], TCP_SEND);
+        stranger_hear(s, s->fd[0], bytes, 1);
+    }
+    until_asleep(s);
+    size_t len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_ACK, .ack = 2});
+    say_and_wait(s, bytes, len);
+    assert_int_equal(s->pair.ops->poll(nic, comps, 1), 1);
+    assert_int_equal(s->pair.ops->wait_fd(nic), WEFT_EAGAIN); /* the other one's end */
+    assert_int_equal(s->pair.ops->poll(nic, comps, 1), 1);
+    until_asleep(s);
+
+    struct tcp_frame write = stranger_write_of(s, TCP_WRITE, 1);
+    write.ack = 2;
+    len = stranger_encode(bytes, write);
+    say_and_wait(s, bytes, len + 1);
+    assert_int_equal(s->pair.ops->poll(nic, comps, 4), 0);
+    assert_int_equal(s->pair.ops->wait_fd(nic), WEFT_EAGAIN); /* the peer has not been told */
+    assert_int_equal(stranger_hear_type(s, s->fd[0], TCP_ACK).ack, 1);
+    until_asleep(s);
+
+    post_one(s, WEFT_OP_SEND, bytes, 1);
+    stranger_hear_type(s, s->fd[0], TCP_SEND);
+    until_asleep(s);
+    len = stranger_encode(bytes, (struct tcp_frame){.type = TCP_ACK, .ack = 3});
+    bytes[len++] = 0x7f; /* no frame */
+    say_and_wait(s, bytes, len);
+    assert_int_equal(s->pair.ops->poll(nic, comps, 1), 1);
+    assert_int_equal(comps[0].op, WEFT_OP_SEND);
+    assert_int_equal(s->pair.ops->wait_fd(nic), WEFT_EAGAIN); /* the link is down */
+    stranger_await_down(s, WEFT_EPROTO);
+}
+
 static int setup_small_buffers(void **state)
 {
     weft_config_set("WEFT_TCP_SNDBUF", "4608");
@@ -1071,6 +1125,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(memory_that_is_to_go_takes_no_more, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(who_closes_says_what_was_taken, stranger_setup_joined,
+                                        stranger_teardown),
+        cmocka_unit_test_setup_teardown(who_has_something_left_does_not_sleep, stranger_setup_joined,
                                         stranger_teardown),
         cmocka_unit_test_setup_teardown(answers_find_room_behind_all_that_is_sent, setup_small_buffers,
                                         stranger_teardown),
