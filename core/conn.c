@@ -222,6 +222,11 @@ void weft__conn_up(struct weft__conn *conn)
     weft__changed(conn->ep);
 }
 
+int weft__conn_end(const struct weft__conn *conn)
+{
+    return weft_err_scope(conn->status) < WEFT_SCOPE_CONN ? WEFT_EPEER : conn->status;
+}
+
 /* Ops in no flight end now; ops move out of conn->ops as they end, so start over each time. */
 static void abort_ops(struct weft__conn *conn)
 {
@@ -234,7 +239,7 @@ static void abort_ops(struct weft__conn *conn)
         if (op->visited)
             continue;
         op->visited = true;
-        weft__op_abort(op, conn->status, conn->why);
+        weft__op_abort(op, weft__conn_end(conn), conn->why);
         next = conn->ops.next;
     }
 }
@@ -259,15 +264,16 @@ void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
                  "%s: down: %s", conn->peer_text, conn->why);
     for (int i = 0; i < conn->nlinks; i++)
         weft__link_shut(conn->links[i], status);
-    weft__stripe_drop(conn, NULL, status, conn->why);
+    int end = weft__conn_end(conn);
+    weft__stripe_drop(conn, NULL, end, conn->why);
     while (conn->adds) {
         struct weft__op *op = conn->adds;
         conn->adds = op->qnext;
-        weft__op_fail(op, status, conn->why);
+        weft__op_fail(op, end, conn->why);
         weft__op_unpend(op);
     }
     for (struct weft_list *at = conn->ops.next; at != &conn->ops; at = at->next)
-        weft__op_fail(WEFT_LIST_OF(at, struct weft__op, in_conn), status, conn->why);
+        weft__op_fail(WEFT_LIST_OF(at, struct weft__op, in_conn), end, conn->why);
     weft__match_down(conn);
     weft__stage_down(conn);
     weft__ipc_down(conn);
@@ -358,19 +364,26 @@ static bool not_connecting(void *arg)
     return ((struct weft__conn *)arg)->state != WEFT_CONN_CONNECTING;
 }
 
-int weft_conn_wait(weft_conn_t handle, int timeout_ms)
+int weft__conn_wait(weft_conn_t handle, int timeout_ms, bool *over)
 {
     struct weft__conn *conn = weft__handle_get(handle, WEFT__CONN);
     if (!conn)
         return WEFT_EHANDLE;
-    bool settled = weft__wait(conn->ep, not_connecting, conn, weft__deadline(timeout_ms));
+    *over = weft__wait(conn->ep, not_connecting, conn, weft__deadline(timeout_ms));
     pthread_mutex_lock(&conn->ep->lock);
     int rc = conn->state == WEFT_CONN_DOWN ? weft_fail(conn->status, "%s", conn->why) : 0;
     pthread_mutex_unlock(&conn->ep->lock);
-    if (!settled)
+    if (!*over)
         rc = weft_fail(WEFT_ETIMEOUT, "conn is still connecting to %s", conn->peer_text);
     weft__handle_put(handle);
     return rc;
+}
+
+int weft_conn_wait(weft_conn_t handle, int timeout_ms)
+{
+    bool over = true;
+    int rc = weft__conn_wait(handle, timeout_ms, &over);
+    return over && rc == WEFT_ETIMEOUT ? WEFT_EPEER : rc; /* whose handshake took too long will not come up */
 }
 
 static void describe_path(const struct weft__conn *conn, struct weft_conn_info *info)

@@ -100,6 +100,10 @@ void weft__conn_free(struct weft__conn *conn);
 void weft__conn_reap(struct weft__endpoint *ep);
 void weft__conn_down(struct weft__conn *conn, int status, const char *fmt, ...)
     WEFT_PRINTF(3, 4) WEFT_COLD;
+/* What operations of a conn that is down end with. A failed connect's code does not speak of the conn, and might be taken for "not yet". */
+int weft__conn_end(const struct weft__conn *conn);
+/* weft_conn_wait; over: it does not connect any more, and the code is the connect's own. */
+int weft__conn_wait(weft_conn_t handle, int timeout_ms, bool *over);
 void weft__conn_up(struct weft__conn *conn);
 /* A link has room again, which a cmd of either kind may have taken: for what waits of both. */
 void weft__conn_refill(struct weft__conn *conn);

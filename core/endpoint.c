@@ -240,14 +240,15 @@ static int start_connect(struct weft__endpoint *ep, const struct weft__address *
     int timeout = o->timeout_ms ? o->timeout_ms : (int)weft_config_int("WEFT_CONNECT_TIMEOUT");
     conn->hint = hint;
     weft_conn_t handle = conn->handle;
+    bool over;
     pthread_mutex_lock(&ep->boot_lock);
     rc = weft__boot_connect(conn, list, n, uuid, o->transport ? o->transport : "",
                             weft__deadline(timeout));
     pthread_mutex_unlock(&ep->boot_lock);
     weft__wake(ep); /* the deadline of the handshake is new to a sleeping thread */
     if (rc == 0 && !o->nonblocking)
-        rc = weft_conn_wait(
-            handle, timeout < INT_MAX - CONNECT_SLACK_MS ? timeout + CONNECT_SLACK_MS : timeout);
+        rc = weft__conn_wait(handle, timeout < INT_MAX - CONNECT_SLACK_MS ? timeout + CONNECT_SLACK_MS : timeout,
+                             &over);
     if (rc == 0) {
         *out = handle;
         return 0;

@@ -149,7 +149,7 @@ static bool over(struct weft__lot *lot, int status, const char *why)
 {
     const struct weft__conn *conn = lot->conn;
     if (!status && conn->state == WEFT_CONN_DOWN) {
-        status = conn->status;
+        status = weft__conn_end(conn);
         why = conn->why;
     }
     if (!status && (!lot->op || lot->canceled))

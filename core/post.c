@@ -468,9 +468,8 @@ static void leave_mems(struct weft__op *op)
 static int begin(struct weft__conn *conn, const struct weft_xfer *x, const struct parts *p,
                  struct weft__after *after, bool urgent, weft_op_t *out)
 {
-    if (conn->state == WEFT_CONN_DOWN) /* of which a failed connect's code does not speak */
-        return weft_fail(weft_err_scope(conn->status) < WEFT_SCOPE_CONN ? WEFT_EPEER : conn->status,
-                         "conn is down: %s", conn->why);
+    if (conn->state == WEFT_CONN_DOWN)
+        return weft_fail(weft__conn_end(conn), "conn is down: %s", conn->why);
     bool copied = !out && is_copied(x, p, after);
     int rc = copied ? inject(conn, x) : 0;
     if (rc)

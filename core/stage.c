@@ -557,7 +557,7 @@ void weft__stage_down(struct weft__conn *conn)
     struct weft__lot *lot;
     while ((lot = find(conn, NULL, true))) {
         lot->asked = false;
-        weft__lot_end(lot, conn->status, conn->why);
+        weft__lot_end(lot, weft__conn_end(conn), conn->why);
     }
     conn->stage.near_wanted = false;
     weft__serve_down(conn);

@@ -376,7 +376,7 @@ void weft__stripe_orphan(struct weft__wr *wr)
 {
     struct weft__conn *conn = wr->op->conn;
     if (conn->state == WEFT_CONN_DOWN) {
-        end_orphan(wr, conn->status, conn->why);
+        end_orphan(wr, weft__conn_end(conn), conn->why);
     } else if (wr->op->kind == WEFT__OP_ADD) {
         end_orphan(wr, WEFT_ELINK, "the link died: whether the addition took place is not known");
     } else if (wr->op->status) {

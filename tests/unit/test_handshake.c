@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -275,17 +276,24 @@ static void a_child_holds_the_socket(void **state)
         close(fds[i]);
 }
 
-static void a_silent_listener_is_given_up(void **state)
+/* A listener that is no endpoint, and where it is. */
+static int listen_as_nobody(char address[32])
 {
-    (void)state;
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof a;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(fd, 1), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    snprintf(address, 32, "127.0.0.1:%u", ntohs(a.sin_port));
+    return fd;
+}
+
+static void a_silent_listener_is_given_up(void **state)
+{
+    (void)state;
     char address[32];
-    snprintf(address, sizeof address, "127.0.0.1:%u", ntohs(a.sin_port));
+    int fd = listen_as_nobody(address);
     weft_conn_t conn = 77;
     int rc = weft_endpoint_connect_to(server, address,
                                       WEFT_OPTS(weft_connect_opts, .timeout_ms = 200), &conn);
@@ -295,6 +303,164 @@ static void a_silent_listener_is_given_up(void **state)
     rc = weft_endpoint_connect_to(server, address, NULL, &conn);
     assert_int_equal(rc, -ECONNREFUSED);
     assert_non_null(strstr(weft_last_error(), address));
+}
+
+/* What was posted on a conn that never came up ends as what it is: its peer is not there. Nor is "not yet" said of it for ever. */
+static void a_conn_that_never_comes_up(void **state)
+{
+    (void)state;
+    char address[32], text[] = "early";
+    struct weft_local local = {.addr = text, .len = sizeof text};
+    const struct weft_xfer *send = WEFT_OPTS(weft_xfer, .op = WEFT_XFER_SEND, .local = &local, .nlocal = 1);
+    int fd = listen_as_nobody(address);
+    for (int refused = 0; refused < 2; refused++) {
+        weft_conn_t conn;
+        weft_op_t op, late;
+        struct weft_op_status status;
+        if (refused)
+            close(fd);
+        int rc = weft_endpoint_connect_to(server, address,
+                                          WEFT_OPTS(weft_connect_opts, .timeout_ms = 300, .nonblocking = 1), &conn);
+        assert_int_equal(rc, 0);
+        assert_int_equal(weft_post(conn, send, &op), 0);
+        rc = weft_op_wait(op, 10000, &status);
+        assert_int_equal(rc, WEFT_EPEER);
+        assert_int_equal(status.status, WEFT_EPEER);
+        assert_true(status.text[0]);
+        assert_int_equal(weft_conn_wait(conn, 10000), refused ? -ECONNREFUSED : WEFT_EPEER);
+        assert_true(weft_last_error()[0]);
+        assert_int_equal(weft_post(conn, send, &late), WEFT_EPEER);
+        assert_int_equal(weft_conn_close(conn), 0);
+    }
+}
+
+/* --- frames that are well formed, and make no sense ------------------------------------------ */
+
+static void send_all(int fd, const void *bytes, size_t len)
+{
+    assert_int_equal(send(fd, bytes, len, MSG_NOSIGNAL), len);
+}
+
+/* Frames up to the end, and whether one of this type was among them. */
+static bool hears(int fd, uint16_t type)
+{
+    uint8_t head[WEFT__FRAME_HEAD], body[4096];
+    bool heard = false;
+    while (recv(fd, head, sizeof head, MSG_WAITALL) == sizeof head) {
+        uint32_t len = weft__le32(head + 8);
+        assert_true(len <= sizeof body && recv(fd, body, len, MSG_WAITALL) == (ssize_t)len);
+        heard |= (head[6] | head[7] << 8) == type;
+    }
+    close(fd);
+    return heard;
+}
+
+/* Of links for a transport, twice at once, and of none. It does not keep its place until the deadline. */
+static void offers_that_make_no_sense(void **state)
+{
+    (void)state;
+    static const char *const offers[] = {"\1\1\3\0tcp", "\1\0\3\0tcp"};
+    for (int none = 0; none < 2; none++) {
+        uint8_t buf[4096];
+        uint64_t began = weft_now();
+        int fd = dial();
+        send_all(fd, buf, hello(buf, "tcp"));
+        size_t n = frame(buf, WEFT__BOOT_VERSION, OFFER, offers[none], 7);
+        for (int i = none; i < 2; i++)
+            send_all(fd, buf, n);
+        assert_int_equal(hears(fd, LINKS), !none);
+        assert_true(weft_now() - began < 2000000000u); /* of the 5 s that a handshake has */
+        still_serves();
+    }
+}
+
+static void hang_up_on(const uint8_t *bytes, size_t len)
+{
+    int fd = dial();
+    send_all(fd, bytes, len);
+    assert_false(hears(fd, HELLO));
+    still_serves();
+}
+
+/* With more transports than anyone has, and of no process. */
+static void hellos_that_make_no_sense(void **state)
+{
+    (void)state;
+    uint8_t buf[8192], body[4000];
+    struct weft__writer w = {body, body + sizeof body, false};
+    const size_t pid = 16 + 16 + 8;
+    size_t len = hello(buf, "tcp"), fixed = pid + 4 + 8;
+    memset(buf + WEFT__FRAME_HEAD + pid, 0, 4);
+    hang_up_on(buf, len);
+    hello(buf, "tcp");
+    weft__put(&w, buf + WEFT__FRAME_HEAD, fixed);
+    weft__put_u8(&w, 200);
+    for (int i = 0; i < 200; i++) {
+        weft__put_text(&w, "abcdefghijklmno");
+        weft__put_u8(&w, 1);
+    }
+    hang_up_on(buf, frame(buf, WEFT__BOOT_VERSION, HELLO, body, (uint32_t)(w.at - body)));
+}
+
+/* Of more links than a conn has. */
+static void links_without_end(void **state)
+{
+    (void)state;
+    static uint8_t buf[40000], body[32000];
+    static const uint8_t address[60];
+    int fd = dial();
+    send_all(fd, buf, hello(buf, "tcp"));
+    send_all(fd, buf, frame(buf, WEFT__BOOT_VERSION, OFFER, "\1\1\3\0tcp", 7));
+    struct weft__writer w = {body, body + sizeof body, false}, f = {buf, buf + sizeof buf, false};
+    weft__put_u8(&w, 1);
+    weft__put_u8(&w, 255);
+    for (int i = 0; i < 255; i++) {
+        weft__put_u8(&w, 1);
+        weft__put_u8(&w, 0xff);
+        weft__put_u16(&w, sizeof address);
+        weft__put(&w, address, sizeof address);
+    }
+    uint32_t len = (uint32_t)(w.at - body);
+    weft__put_u32(&f, 0x54464557u);
+    weft__put_u16(&f, WEFT__BOOT_VERSION);
+    weft__put_u16(&f, LINKS);
+    weft__put_u32(&f, len);
+    weft__put(&f, body, len);
+    assert_false(f.bad || w.bad);
+    send_all(fd, buf, (size_t)(f.at - buf));
+    assert_true(hangs_up(fd));
+    still_serves();
+}
+
+static void *refuse_for_no_reason(void *arg)
+{
+    uint8_t buf[4096], body[64];
+    struct weft__writer w = {body, body + sizeof body, false};
+    int fd = accept4(*(int *)arg, NULL, NULL, SOCK_CLOEXEC);
+    weft__put_u8(&w, 0);
+    weft__put_u32(&w, 0);
+    weft__put_text(&w, "all is well");
+    if (recv(fd, buf, sizeof buf, 0) > 0)
+        send(fd, buf, frame(buf, WEFT__BOOT_VERSION, REJECT, body, (uint32_t)(w.at - body)), MSG_NOSIGNAL);
+    while (recv(fd, buf, sizeof buf, 0) > 0)
+        ;
+    close(fd);
+    return NULL;
+}
+
+/* A refusal whose code is that of success is none, and does not end a connect well. */
+static void a_refusal_that_says_all_is_well(void **state)
+{
+    (void)state;
+    char address[32];
+    pthread_t thread;
+    weft_conn_t conn = 77;
+    int fd = listen_as_nobody(address);
+    assert_int_equal(pthread_create(&thread, NULL, refuse_for_no_reason, &fd), 0);
+    int rc = weft_endpoint_connect_to(server, address, WEFT_OPTS(weft_connect_opts, .timeout_ms = 3000), &conn);
+    assert_int_equal(rc, WEFT_EPROTO);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    close(fd);
 }
 
 int main(void)
@@ -316,6 +482,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(many_silent_strangers, open_server, close_server),
         cmocka_unit_test_setup_teardown(a_child_holds_the_socket, open_server, close_server),
         cmocka_unit_test_setup_teardown(a_silent_listener_is_given_up, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_conn_that_never_comes_up, open_server, close_server),
+        cmocka_unit_test_setup_teardown(offers_that_make_no_sense, open_server, close_server),
+        cmocka_unit_test_setup_teardown(hellos_that_make_no_sense, open_server, close_server),
+        cmocka_unit_test_setup_teardown(links_without_end, open_server, close_server),
+        cmocka_unit_test_setup_teardown(a_refusal_that_says_all_is_well, open_server, close_server),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -147,7 +147,8 @@ WEFT_API int weft_endpoint_connect(weft_endpoint_t endpoint, const void *metadat
  * takes, also if nonblocking; -EINVAL if it is not. Of its addresses an IPv4 one is taken if there is one. */
 WEFT_API int weft_endpoint_connect_to(weft_endpoint_t endpoint, const char *address,
                                       const struct weft_connect_opts *opts, weft_conn_t *conn);
-/* Wait until a conn is up: 0; WEFT_ETIMEOUT: not yet; else why it failed. */
+/* Wait until a conn is up: 0; WEFT_ETIMEOUT: not yet; else why it failed (WEFT_EPEER if the peer did not answer in time). Its
+ * operations then end with a code of the scope WEFT_SCOPE_CONN or wider: WEFT_EPEER where the reason has a narrower one. */
 WEFT_API int weft_conn_wait(weft_conn_t conn, int timeout_ms);
 
 /* Next conn that a peer opened to this endpoint. WEFT_ETIMEOUT if there was none in time. Up to
