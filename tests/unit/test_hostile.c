@@ -154,6 +154,27 @@ static void additions_out_of_bounds(void **state)
     WEFT_OK(weft_mem_dereg(mem));
 }
 
+/* Memory that peers may write to, but not add to. */
+static void an_addition_where_none_may_be(void **state)
+{
+    struct hostile *h = *state;
+    _Alignas(8) static uint64_t words[2];
+    const struct weft__msg_head then = {.type = WEFT__MSG_EAGER, .stream = WEFT__STREAM_NOTIFY};
+    struct weft_remote remote;
+    struct weft_notif notif;
+    struct weft__remote r;
+    weft_mem_t mem;
+    WEFT_OK(weft_mem_reg(h->server, words, sizeof words, WEFT_OPTS(weft_mem_opts, .access = WEFT_READ | WEFT_WRITE), &mem));
+    WEFT_OK(weft_mem_advertise(mem, words, sizeof words, &remote));
+    WEFT_OK(weft__remote_decode(&remote, &r));
+    add_at(h, &r, r.addr, 100);
+    assert_true(bare_message(&h->peer, 0, then, NULL, 0));
+    WEFT_OK(weft_endpoint_notif(h->server, T, &notif));
+    weft_notif_free(&notif);
+    assert_true(words[0] == 0 && words[1] == 0);
+    WEFT_OK(weft_mem_dereg(mem));
+}
+
 static void large_notifications(void **state)
 {
     struct hostile *h = *state;
@@ -351,6 +372,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         HOSTILE(additions),
         HOSTILE(additions_out_of_bounds),
+        HOSTILE(an_addition_where_none_may_be),
         HOSTILE(large_notifications),
         HOSTILE(counts),
         cmocka_unit_test_setup_teardown(lost_links, setup_links, teardown),
