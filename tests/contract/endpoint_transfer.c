@@ -322,6 +322,10 @@ static void post_refuses_nonsense(void **state)
         assert_int_equal(op, 77);
     }
     WEFT_FAILS(-EINVAL, weft_post(d->conn, NULL, NULL));
+    struct weft_op_status status = {0};
+    assert_int_equal(weft_transfer(d->conn, &bad[7], T, &status), -EINVAL);
+    assert_int_equal(status.status, -EINVAL);
+    CHECK(status.text[0], "a transfer that was refused says nothing");
     assert_int_equal(weft_transfer(d->conn, &good, T, NULL), 8);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * More long messages, and long notifications, over one conn than may be under way at once: each that was fetched makes room for
- * another one (core/match.c, core/notify.c). Of short ones the contract sends as many, over all transports.
+ * More messages and notifications over one conn than may be under way at once, long, short and refused: each that was answered makes
+ * room for another one (core/match.c, core/notify.c, core/msg.c).
  */
 #include "contract/duo.h"
 
@@ -42,12 +42,12 @@ static weft_op_t post(weft_conn_t conn, enum weft_xfer_op kind, char *bytes)
 }
 
 /* Over each transport one after the other, each of other bytes. */
-static void one_by_one(void (*one)(struct two *t, const char *transport, uint64_t i))
+static void one_by_one(void (*one)(struct two *t, const char *transport, uint64_t i), uint64_t n)
 {
     static struct two t;
     for (size_t k = 0; k < ARRAY_LEN(transports); k++) {
         two_open(&t, transports[k]);
-        for (uint64_t i = 0; i < N; i++) {
+        for (uint64_t i = 0; i < n; i++) {
             test_fill(t.from, LONG, i, 0);
             one(&t, transports[k], i);
         }
@@ -80,13 +80,52 @@ static void notification(struct two *t, const char *transport, uint64_t i)
 static void long_messages(void **state)
 {
     (void)state;
-    one_by_one(message);
+    one_by_one(message, N);
 }
 
 static void long_notifications(void **state)
 {
     (void)state;
-    one_by_one(notification);
+    one_by_one(notification, N);
+}
+
+/* Each is answered, and there are more of them than a peer may have answers to wait for. */
+#define ANSWERED (16 * WEFT__WINDOW + 50)
+
+static void short_notification(struct two *t, const char *transport, uint64_t i)
+{
+    struct weft_notif n;
+    int rc = weft_notify(t->conn, &i, sizeof i, T);
+    CHECK(rc == 0, "%s: notification %d: %s", transport, (int)i, weft_last_error());
+    WEFT_OK(weft_endpoint_notif(t->b, T, &n));
+    assert_int_equal(n.len, sizeof i);
+    assert_memory_equal(n.data, &i, sizeof i);
+    weft_notif_free(&n);
+}
+
+static void short_notifications(void **state)
+{
+    (void)state;
+    one_by_one(short_notification, ANSWERED);
+}
+
+/* Longer than the queue at the peer will ever hold. */
+#define QUEUE "64K"
+#define TOO_LONG 100000
+
+static void refused_notification(struct two *t, const char *transport, uint64_t i)
+{
+    static const char bytes[TOO_LONG];
+    int rc = weft_notify(t->conn, bytes, sizeof bytes, T);
+    CHECK(rc == WEFT_ELIMIT, "%s: notification %d: %s: %s", transport, (int)i, weft_err_name(rc), weft_last_error());
+}
+
+static void refused_notifications(void **state)
+{
+    (void)state;
+    weft_config_set("WEFT_NOTIFY_QUEUE", QUEUE);
+    one_by_one(refused_notification, N);
+    weft_config_set("WEFT_NOTIFY_QUEUE", NULL);
 }
 
 int main(void)
@@ -94,6 +133,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_messages),
         cmocka_unit_test(long_notifications),
+        cmocka_unit_test(short_notifications),
+        cmocka_unit_test(refused_notifications),
     };
     return cmocka_run_group_tests_name("window", tests, NULL, NULL);
 }
