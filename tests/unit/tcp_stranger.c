@@ -140,6 +140,14 @@ int stranger_setup_joined(void **state)
     return 0;
 }
 
+int stranger_setup_with(int (*setup)(void **state), void **state, const char *name, const char *value)
+{
+    weft_config_set(name, value);
+    int rc = setup(state);
+    weft_config_set(name, NULL);
+    return rc;
+}
+
 void stranger_close_link(struct stranger *s)
 {
     for (int i = 0; i < 2; i++)

@@ -56,6 +56,8 @@ struct stranger_link stranger_join_another(struct stranger *s);
 /* Fixtures: outside, or with the link up. */
 int stranger_setup(void **state);
 int stranger_setup_joined(void **state);
+/* One of these, with a setting that holds for the nics of the fixture. */
+int stranger_setup_with(int (*setup)(void **state), void **state, const char *name, const char *value);
 void stranger_close_link(struct stranger *s);
 /* The other link of the nic works. */
 void stranger_check_healthy(struct stranger *s);

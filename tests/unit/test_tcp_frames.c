@@ -707,10 +707,8 @@ static void an_end_waits_for_its_chunks(void **state)
 static int setup_large_frames(void **state)
 {
     weft_config_set("WEFT_TCP_SNDBUF", "4608");
-    weft_config_set("WEFT_TCP_CHUNK", "64M");
-    int rc = stranger_setup_joined(state);
+    int rc = stranger_setup_with(stranger_setup_joined, state, "WEFT_TCP_CHUNK", "64M");
     weft_config_set("WEFT_TCP_SNDBUF", NULL);
-    weft_config_set("WEFT_TCP_CHUNK", NULL);
     return rc;
 }
 
@@ -759,10 +757,7 @@ static void refusals_that_make_no_sense(void **state)
 
 static int setup_small_chunks(void **state)
 {
-    weft_config_set("WEFT_TCP_CHUNK", "4K");
-    int rc = stranger_setup_joined(state);
-    weft_config_set("WEFT_TCP_CHUNK", NULL);
-    return rc;
+    return stranger_setup_with(stranger_setup_joined, state, "WEFT_TCP_CHUNK", "4K");
 }
 
 static void hear_parts(struct stranger *s, uint32_t n)
@@ -945,10 +940,7 @@ static void who_has_something_left_does_not_sleep(void **state)
 
 static int setup_small_buffers(void **state)
 {
-    weft_config_set("WEFT_TCP_SNDBUF", "4608");
-    int rc = stranger_setup(state);
-    weft_config_set("WEFT_TCP_SNDBUF", NULL);
-    return rc;
+    return stranger_setup_with(stranger_setup, state, "WEFT_TCP_SNDBUF", "4608");
 }
 
 /* The peer asks and does not read, while this side sends all it can: there is room for the answers. */

@@ -195,10 +195,7 @@ static void gone_before_the_link_is_up(void **state)
 
 static int setup_patient(void **state)
 {
-    weft_config_set("WEFT_TCP_TIMEOUT", "60000");
-    int rc = stranger_setup(state);
-    weft_config_set("WEFT_TCP_TIMEOUT", NULL);
-    return rc;
+    return stranger_setup_with(stranger_setup, state, "WEFT_TCP_TIMEOUT", "60000");
 }
 
 /* Who has begun to speak stays before all who say nothing, as soon as these have had a second. */
