@@ -429,10 +429,14 @@ bool efa_quirk_polls(const struct fi_info *info);
 /* May something be handed to libfabric for this process? */
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process);
 void efa_quirk_bury(struct fid *fid);
-/* False: an endpoint that this process has closed had its address, and what is meant for that one does harm. Once for each
- * endpoint. Any thread. */
-bool efa_quirk_fresh(const struct fi_info *info, struct fid_ep *ep);
 void efa_quirk_end(void);
+
+/* --- efa_port.c: ports that no other one had lately --- */
+
+/* The port that the next endpoint of info is to have, if its provider is one for which it matters: free, another one at each call, and nobody
+ * else's until it is released, which is when the endpoint has it; 0, whichever Linux has, where none is found. Any thread. */
+int efa_port_hold(struct fi_info *info);
+void efa_port_release(int held);
 
 /* --- efa_pool.c --- */
 

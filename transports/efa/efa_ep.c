@@ -13,9 +13,9 @@
 #include "efa.h"
 
 #define LEAST_CQ 1024u
-/* shm: the name may be that of a process that was killed and had this one's number; it is free then */
+/* shm: the name may be that of a process that was killed and had this one's number; it is free then. ofi_rxd: a
+ * program of others took the port meanwhile */
 #define MOST_BUSY 64
-#define MOST_STALE 8 /* in a row */
 
 int efa_fail(const struct efa_nic *nic, int rc, const char *what)
 {
@@ -90,28 +90,11 @@ static int try_end(struct efa_nic *nic, struct efa_end *end)
 static int try_again(struct efa_nic *nic, struct efa_end *end)
 {
     int rc, busy = 0;
-    do
+    do {
+        int port = efa_port_hold(nic->info);
         rc = try_end(nic, end);
-    while (rc == -FI_EBUSY && ++busy < MOST_BUSY);
-    return rc;
-}
-
-/* With an address that no other one had lately. Those that are not good enough stay open until one is found, so that they are not
- * given out again; the last of them will do if there is no other. */
-static int try_fresh(struct efa_nic *nic, struct efa_end *end)
-{
-    struct fid_ep *stale[MOST_STALE];
-    int n = 0, rc = try_again(nic, end);
-    while (rc == 0 && n < MOST_STALE && !efa_quirk_fresh(nic->info, end->ep)) {
-        stale[n++] = end->ep;
-        rc = try_again(nic, end);
-    }
-    if (rc && n > 0) {
-        end->ep = stale[--n];
-        rc = 0;
-    }
-    while (n > 0)
-        fi_close(&stale[--n]->fid);
+        efa_port_release(port);
+    } while ((rc == -FI_EBUSY || rc == -FI_EADDRINUSE) && ++busy < MOST_BUSY);
     return rc;
 }
 
@@ -120,7 +103,7 @@ static int end_open(struct efa_nic *nic, struct efa_end *end)
     int rc = open_cq(nic, end);
     if (rc)
         return rc;
-    rc = try_fresh(nic, end);
+    rc = try_again(nic, end);
     return rc ? efa_fail(nic, rc, "cannot open an endpoint") : 0;
 }
 

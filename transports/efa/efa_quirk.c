@@ -18,15 +18,11 @@
  * that lose packets, it stands still. And so it does under many short READs on busy processors, in Debian's build (5 in
  * 100 runs of lists_of_thousands, six at once; none in 480 of a build of the same sources): a packet that the peer has
  * acknowledged stays marked as being sent, and the end that answers waits for it. So short READs go by messages.
- * A packet from a peer that it does not know ends the process (1.17 to 2.7, rxd_cq.c: what rxd_peer finds is not looked at). Who
- * gets a port that another endpoint had gets such packets, while that one's peers send once more what nobody took. So no port
- * is given out again soon; that of another process may be.
  *
  * tcp (1.17 to 2.6): a connection that is closed, or found broken by who sends, while half of the answer to a READ is here,
  * frees that READ twice, and reports it the second time with a context of NULL, with which ofi_rxm ends the process.
  * (tcpx_ep_flush_all_queues: cur_rx.entry is the head of rma_read_queue, too.) So nothing is read there.
  */
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,16 +32,12 @@
 #define RXD_FLYING 64
 #define RXD_CHUNK 65536u
 #define RXD_FETCH 8192u
-/* Ports that are remembered: fewer than half of those that Linux gives out by itself. */
-#define PORTS_LATELY 12000u
 
 static void forget_buried(void);
 static struct weft_static_lock lock = WEFT_STATIC_LOCK(.foreign = 1, .in_child = forget_buried);
 static struct fid **buried;
 static size_t nburied, room;
 static int users;
-static uint8_t had[(UINT16_MAX + 1) / 8]; /* ports, a bit each */
-static uint32_t nhad;
 
 /* They are the parent's, who may have been in the middle of closing them. */
 static void forget_buried(void)
@@ -96,35 +88,6 @@ bool efa_quirk_polls(const struct fi_info *info)
 {
     const char *provider = info->fabric_attr->prov_name;
     return !strstr(provider, "tcp") && !strstr(provider, "udp");
-}
-
-static bool had_lately(uint16_t port)
-{
-    uint8_t bit = (uint8_t)(1u << port % 8);
-    weft_static_lock(&lock);
-    bool was = had[port / 8] & bit;
-    if (!was && ++nhad > PORTS_LATELY) {
-        memset(had, 0, sizeof had);
-        nhad = 1;
-    }
-    had[port / 8] |= bit;
-    weft_static_unlock(&lock);
-    return was;
-}
-
-bool efa_quirk_fresh(const struct fi_info *info, struct fid_ep *ep)
-{
-    union {
-        struct sockaddr any;
-        struct sockaddr_in in;
-        struct sockaddr_in6 in6;
-    } name;
-    size_t len = sizeof name;
-    if (!strstr(info->fabric_attr->prov_name, "ofi_rxd") || fi_getname(&ep->fid, &name, &len))
-        return true;
-    if (name.any.sa_family == AF_INET)
-        return !had_lately(ntohs(name.in.sin_port));
-    return name.any.sa_family != AF_INET6 || !had_lately(ntohs(name.in6.sin6_port));
 }
 
 bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
