@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* efa over ofi_rxd: no endpoint gets a port that this process had lately, or another one. Of 28000 that Linux gives out at random,
- * 300 nics with three endpoints each would get one twice without that but once in e to the 14th; those of 200 processes, once in 600. */
+ * 300 nics with three endpoints each would get one twice without that but once in e to the 14th; those of 200 processes, once in
+ * 600. */
 #include "helpers.h"
 #include "core/registry.h"
 #include "transports/efa/efa.h"

@@ -433,8 +433,9 @@ void efa_quirk_end(void);
 
 /* --- efa_port.c: ports that no other one had lately --- */
 
-/* The port that the next endpoint of info is to have, if its provider is one for which it matters: free, another one at each call, and nobody
- * else's until it is released, which is when the endpoint has it; 0, whichever Linux has, where none is found. Any thread. */
+/* The port that the next endpoint of info is to have, if its provider is one for which it matters: free, another one at each
+ * call, and nobody else's until it is released, which is when the endpoint has it; 0, whichever Linux has, where none is found.
+ * Any thread. */
 int efa_port_hold(struct fi_info *info);
 void efa_port_release(int held);
 
