@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The local transport's operations, each way a payload can travel: direct, and through the ring. */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -300,6 +301,38 @@ static void both_ends_flood(void **state)
     free(here);
 }
 
+/* A target that has no more room in the ring for what is read sleeps until the initiator has taken some. */
+static void room_wakes_who_waits_for_it(void **state)
+{
+    struct pair *pair = *state;
+    uint8_t *here = malloc(BIG), *there = malloc(BIG);
+    pair_fill(there, BIG, 4);
+    pair_reg(pair, PAIR_B, there, BIG, PAIR_ALL, KEY);
+    struct weft_cmd cmd = cmd_for(WEFT_OP_READ, here, BIG, there);
+    struct pair_comp comp;
+    pair_post(pair, PAIR_A, &cmd);
+    uint64_t until = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    for (int slept = 0; !pair_take(pair, PAIR_A, WEFT_OP_READ, cmd.ctx, &comp);) {
+        assert_true(weft_now() < until);
+        int fd = pair->ops->wait_fd(pair->side[PAIR_B].nic);
+        if (fd >= 0) {
+            struct pollfd look = {.fd = fd, .events = POLLIN};
+            for (int i = 0; i < 4; i++)
+                pair_poll(pair, PAIR_A);
+            if (pair_take(pair, PAIR_A, WEFT_OP_READ, cmd.ctx, &comp))
+                break;
+            slept++;
+            if (poll(&look, 1, PAIR_WAIT_MS) != 1)
+                fail_msg("nothing wakes the target, which slept %d times", slept);
+        }
+        pair_poll(pair, PAIR_B);
+    }
+    assert_int_equal(comp.comp.status, 0);
+    assert_true(pair_filled(here, BIG, 4));
+    free(here);
+    free(there);
+}
+
 static void close_is_seen(void **state)
 {
     struct pair *pair = *state;
@@ -334,6 +367,7 @@ int main(void)
         BOTH(deregistered_under_way), BOTH(small_overtakes_large),
         BOTH(fence_orders),           BOTH(both_ends_flood),
         BOTH(close_is_seen),
+        cmocka_unit_test_setup_teardown(room_wakes_who_waits_for_it, setup_ring, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -33,6 +34,7 @@ struct stranger {
     int fd;
     struct local_link end; /* our rings */
     uint16_t slot;
+    bool indirect; /* says that it cannot copy */
 };
 
 static int setup_with(void **state, const uint8_t *key)
@@ -169,6 +171,29 @@ static void memory_not_sealed(void **state)
     assert_int_equal(connect_result(*state), WEFT_EPROTO);
 }
 
+/* Each of the seals is wanted. */
+static void memory_half_sealed(void **state)
+{
+    (void)state;
+    static const int seals[] = {F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_SEAL, F_SEAL_GROW | F_SEAL_SEAL};
+    for (size_t i = 0; i < sizeof seals / sizeof *seals; i++) {
+        void *fresh;
+        setup(&fresh);
+        say_hello(fresh, memory(right_size, seals[i]));
+        assert_int_equal(connect_result(fresh), WEFT_EPROTO);
+        teardown(&fresh);
+    }
+}
+
+/* Smaller than the victim wants it, though it is one and all of it is there. */
+static void a_small_ring(void **state)
+{
+    struct stranger *s = *state;
+    s->hello.ring_size = LOCAL_RING_MIN;
+    say_hello(s, memory(LOCAL_SEGMENT_HEAD + 2 * LOCAL_RING_MIN, SEALS));
+    assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
 static void memory_too_short(void **state)
 {
     say_hello(*state, memory(right_size - 4096, SEALS));
@@ -203,6 +228,25 @@ static void wrong_confirm(void **state)
     say_hello(s, memory(right_size, SEALS));
     say_hello(s, -1);
     assert_int_equal(connect_result(s), WEFT_EPROTO);
+}
+
+/* The second packet is of another link at either end, or of another version. */
+static void a_confirm_of_another_link(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        say_hello(s, memory(right_size, SEALS));
+        s->hello.type = LOCAL_PACKET_CONFIRM;
+        s->hello.from.bytes[0] ^= i == 0;
+        s->hello.to.bytes[0] ^= i == 1;
+        s->hello.version += i == 2;
+        say_hello(s, -1);
+        assert_int_equal(connect_result(s), WEFT_EPROTO);
+        teardown(&fresh);
+    }
 }
 
 static void another_token_than_the_address(void **state)
@@ -397,7 +441,8 @@ static void nobody_listens(void **state)
 
 /* --- entries -------------------------------------------------------------------------------- */
 
-static void shake_hands(struct stranger *s)
+/* A descriptor that comes with the last packet is closed then. */
+static void shake_hands_with(struct stranger *s, int passed)
 {
     int fd;
     struct local_segment *segment;
@@ -406,9 +451,14 @@ static void shake_hands(struct stranger *s)
     local_segment_attach(segment, &s->end);
     say_hello(s, fd);
     s->hello.type = LOCAL_PACKET_CONFIRM;
-    s->hello.direct = 1;
-    say_hello(s, -1);
+    s->hello.direct = !s->indirect;
+    say_hello(s, passed);
     assert_int_equal(connect_result(s), 0);
+}
+
+static void shake_hands(struct stranger *s)
+{
+    shake_hands_with(s, -1);
 }
 
 static void put(struct stranger *s, struct local_entry head, const void *body, uint32_t len)
@@ -417,15 +467,17 @@ static void put(struct stranger *s, struct local_entry head, const void *body, u
     assert_non_null(at);
     if (len)
         memcpy(at, body, len);
-    local_ring_publish(&s->end.tx);
+    if (local_ring_publish(&s->end.tx)) /* it sleeps if this process did not run for a moment */
+        assert_int_equal(send(s->fd, "", 1, MSG_NOSIGNAL), 1);
 }
 
-/* Poll for a while. Returns the status of LINK_DOWN, 0 if there was none. */
+/* Poll for a while: sockets are looked at every 20 us. Returns the status of LINK_DOWN, 0 if there was none. */
 static int verdict(struct stranger *s)
 {
     struct weft_comp comps[4];
     int status = 0;
-    for (int i = 0; i < 20; i++) {
+    uint64_t until = weft_now() + 200000;
+    for (int i = 0; i < 20 || weft_now() < until; i++) {
         int n = PAIR_OK(s->ops->poll(s->nic, comps, 4));
         for (int k = 0; k < n; k++) {
             assert_int_equal(status, 0); /* it is the last */
@@ -542,6 +594,217 @@ static void slot_used_twice(void **state)
     assert_int_equal(verdict(s), WEFT_EPROTO);
 }
 
+/* Nor may one of which the other side has not been told how it ended, though nothing more of it comes. */
+static void slot_used_before_its_answer(void **state)
+{
+    struct stranger *s = *state;
+    shake_hands(s);
+    struct local_cmd cmd = {.key = 5, .len = 8, .how = LOCAL_IN_PIECES, .niov = 1}; /* there is no such key */
+    struct local_entry head = {.type = LOCAL_CMD, .op = WEFT_OP_WRITE, .slot = 3};
+    uint64_t bytes = 0;
+    put(s, head, &cmd, sizeof cmd);
+    put(s, (struct local_entry){.type = LOCAL_TO_TARGET, .op = LOCAL_PIECE_LAST, .slot = 3}, &bytes, sizeof bytes);
+    put(s, head, &cmd, sizeof cmd);
+    assert_int_equal(verdict(s), WEFT_EPROTO);
+}
+
+/* Longer than any message or cmd may be. */
+static void too_long(void **state)
+{
+    (void)state;
+    static uint8_t bytes[LOCAL_MAX_SEND + 1];
+    for (int i = 0; i < 2; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        shake_hands(s);
+        struct local_cmd cmd = {.key = 5, .len = LOCAL_MAX_MSG + 1, .how = LOCAL_IN_PIECES, .niov = 1};
+        if (i == 0)
+            put(s, (struct local_entry){.type = LOCAL_SEND, .op = WEFT_OP_SEND}, bytes, sizeof bytes);
+        else
+            put(s, (struct local_entry){.type = LOCAL_CMD, .op = WEFT_OP_READ}, &cmd, sizeof cmd);
+        assert_int_equal(verdict(s), WEFT_EPROTO);
+        teardown(&fresh);
+    }
+}
+
+/* The victim waits for an answer in its slot 0, and gets another one than there can be. */
+static void answers_of_another_kind(void **state)
+{
+    (void)state;
+    static const struct {
+        uint8_t op, type, piece;
+        uint32_t cmd, len; /* of the cmd, and of what is sent */
+        int64_t status;
+    } wrong[] = {
+        {WEFT_OP_READ, LOCAL_ACKS, 0, 100, 2, 0}, /* brings no bytes */
+        {WEFT_OP_ADD64, LOCAL_ACKS, 0, 8, 2, 0},  /* no old value */
+        {WEFT_OP_FENCE, LOCAL_ACKS, 0, 0, 2, 0},
+        {WEFT_OP_FENCE, LOCAL_ANSWER, 0, 0, 16, WEFT_EKEY},
+        {WEFT_OP_WRITE, LOCAL_ANSWER, 0, 100, 16, 0}, /* that would have been an ack */
+        {WEFT_OP_WRITE, LOCAL_ANSWER, 0, 100, 16, 1},
+        {WEFT_OP_ADD64, LOCAL_ANSWER, 0, 8, 16, INT64_MIN},
+        {WEFT_OP_ADD64, LOCAL_ANSWER, 0, 8, 16, (int64_t)INT32_MIN - 1},
+        {WEFT_OP_WRITE, LOCAL_TO_INITIATOR, LOCAL_PIECE_LAST, 100, 8, 0},
+        {WEFT_OP_WRITE, LOCAL_TO_INITIATOR, LOCAL_PIECE_MORE, LOCAL_PAYLOAD + 1, 8, 0}, /* which goes in pieces */
+        {WEFT_OP_READ, LOCAL_TO_INITIATOR, LOCAL_PIECE_LAST, 8, 7, 0},
+        {WEFT_OP_READ, LOCAL_TO_INITIATOR, LOCAL_PIECE_MORE, 8, 8, 0},
+        {WEFT_OP_READ, LOCAL_TO_INITIATOR, LOCAL_PIECE_MORE, 8, 9, 0},
+        {0xff, LOCAL_ANSWER, 0, 0, 16, WEFT_EKEY}, /* nothing is waited for */
+    };
+    static uint8_t bytes[LOCAL_PAYLOAD + 1], other[16], before[sizeof bytes];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        void *fresh;
+        setup(&fresh);
+        struct stranger *s = fresh;
+        s->indirect = true;
+        shake_hands(s);
+        pair_fill(bytes, sizeof bytes, (uint32_t)i);
+        memcpy(before, bytes, sizeof bytes);
+        struct weft_cmd add = {.op = WEFT_OP_ADD64, .len = 8, .value = 1, .remote_addr = 8, .ctx = 1},
+                        cmd = {.op = wrong[i].op, .len = wrong[i].cmd, .ctx = 1, .one = {.addr = bytes, .len = wrong[i].cmd}};
+        uint16_t slot = wrong[i].op == WEFT_OP_FENCE; /* there is something that it waits for */
+        if (slot > 0)
+            assert_int_equal(PAIR_OK(s->ops->post(s->link, &add, 1)), 1);
+        if (wrong[i].op != 0xff)
+            assert_int_equal(PAIR_OK(s->ops->post(s->link, &cmd, 1)), 1);
+        assert_int_equal(verdict(s), 0);
+        memset(other, 0, sizeof other);
+        if (wrong[i].type == LOCAL_ACKS)
+            memcpy(other, &slot, sizeof slot);
+        else
+            memcpy(other, &wrong[i].status, sizeof wrong[i].status);
+        put(s, (struct local_entry){.type = wrong[i].type, .op = wrong[i].piece, .slot = slot}, other, wrong[i].len);
+        int status = verdict(s);
+        if (status != WEFT_EPROTO)
+            print_error("answer %zu: %d\n", i, status);
+        assert_int_equal(status, WEFT_EPROTO);
+        if (wrong[i].op == WEFT_OP_WRITE)
+            assert_memory_equal(bytes, before, sizeof bytes);
+        teardown(&fresh);
+    }
+}
+
+/* What the victim hands out next. */
+static int next(struct stranger *s, struct weft_comp *comps, int max)
+{
+    uint64_t until = weft_now() + PAIR_WAIT_MS * 1000000ull;
+    int n = 0;
+    while (n == 0) {
+        assert_true(weft_now() < until);
+        n = PAIR_OK(s->ops->poll(s->nic, comps, max));
+    }
+    return n;
+}
+
+/* A READ has ended with its last piece: there is no other one, also of no bytes. */
+static void a_read_that_ends_twice(void **state)
+{
+    struct stranger *s = *state;
+    uint64_t word = 0, read = 5;
+    struct weft_comp comps[4];
+    shake_hands(s);
+    struct weft_cmd cmd = {.op = WEFT_OP_READ, .len = 8, .ctx = 1, .one = {.addr = &word, .len = 8}};
+    assert_int_equal(PAIR_OK(s->ops->post(s->link, &cmd, 1)), 1);
+    struct local_entry last = {.type = LOCAL_TO_INITIATOR, .op = LOCAL_PIECE_LAST};
+    put(s, last, &read, sizeof read);
+    assert_int_equal(next(s, comps, 4), 1);
+    assert_int_equal(comps[0].op, WEFT_OP_READ);
+    assert_int_equal(word, 5);
+    put(s, last, NULL, 0);
+    assert_int_equal(verdict(s), WEFT_EPROTO);
+}
+
+/* More messages than the victim has room for in one poll wait for the next one. */
+static void more_messages_than_there_is_room_for(void **state)
+{
+    struct stranger *s = *state;
+    static uint8_t bytes[LOCAL_MAX_SEND];
+    struct weft_comp comps[16];
+    const uint32_t most = LOCAL_ARENA / LOCAL_MAX_SEND;
+    shake_hands(s);
+    for (uint16_t i = 0; i < most + 2; i++) {
+        pair_fill(bytes, sizeof bytes, i);
+        put(s, (struct local_entry){.type = LOCAL_SEND, .op = WEFT_OP_SEND, .slot = i}, bytes, sizeof bytes);
+    }
+    for (uint32_t got = 0, turn = 0; turn < 2; turn++) {
+        int n = next(s, comps, 16);
+        assert_int_equal(n, turn == 0 ? most : 2);
+        for (int k = 0; k < n; k++, got++) {
+            assert_int_equal(comps[k].op, WEFT_OP_RECV);
+            assert_true(pair_filled(comps[k].data, comps[k].len, got));
+        }
+    }
+}
+
+/* --- descriptors ---------------------------------------------------------------------------- */
+
+static int count_fds(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 1024; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* Bytes with two descriptors, which are closed then. */
+static void send_two(struct stranger *s, const void *bytes, size_t len)
+{
+    union {
+        struct cmsghdr head;
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+    } control = {.head = {.cmsg_len = CMSG_LEN(2 * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+    int fds[2] = {memory(right_size, SEALS), memory(right_size, SEALS)};
+    struct iovec iov = {(void *)(uintptr_t)bytes, len};
+    struct msghdr msg = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.head), fds, sizeof fds);
+    assert_int_equal(sendmsg(s->fd, &msg, 0), len);
+    close(fds[0]);
+    close(fds[1]);
+}
+
+/* Whatever a peer passes, and with what: who does not want it closes it. */
+static void descriptors_that_nobody_wants(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        void *fresh;
+        int before = count_fds();
+        setup(&fresh);
+        struct stranger *s = fresh;
+        if (i == 0) /* with a packet that is too short */
+            send_two(s, &s->hello, sizeof s->hello - 1);
+        else if (i == 1) /* one more than the memory */
+            send_two(s, &s->hello, sizeof s->hello);
+        else /* with the confirm */
+            shake_hands_with(s, memory(right_size, SEALS));
+        assert_int_equal(connect_result(s), i < 2 ? WEFT_EAGAIN : 0);
+        if (i == 2) /* with a wake-up, and with one that is long */
+            for (size_t len = 1; len <= sizeof s->hello; len += sizeof s->hello - 1)
+                send_two(s, &s->hello, len);
+        s->end.state = LOCAL_UP;
+        s->end.source.fd = s->fd;
+        for (uint64_t number = 0; i >= 3 && number < (i == 3 ? 4 : 2 * LOCAL_PASSED); number++) {
+            int fd = memory(right_size, SEALS);
+            PAIR_OK(local_link_pass(&s->end.base, number, fd));
+            close(fd);
+            verdict(s);
+        }
+        const struct local_link *link = (const struct local_link *)s->link;
+        const int kept = i < 3 ? 0 : i == 3 ? 4 : LOCAL_PASSED;
+        uint64_t until = weft_now() + PAIR_WAIT_MS * 1000000ull;
+        while (link->npassed < kept || (i > 3 && link->passed[kept - 1].number != 2 * LOCAL_PASSED - 1)) {
+            assert_true(weft_now() < until);
+            verdict(s);
+        }
+        verdict(s);
+        assert_int_equal(link->npassed, kept);
+        teardown(&fresh);
+        assert_int_equal(count_fds(), before);
+    }
+}
+
 /* More bytes in pieces than the cmd said; the last piece too early. */
 static void wrong_pieces(void **state)
 {
@@ -579,6 +842,7 @@ static void wrong_ranges(void **state)
     } wrong[] = {
         {0, 0, {{0, 0}}},     {2, 1, {{0, 65536}}}, {65, 2, {{0, 65536}}},
         {1, 1, {{0, 65535}}}, {1, 1, {{0, 65537}}}, {2, 2, {{0, UINT64_MAX}, {0, 65537}}},
+        {2, 2, {{0, 65536}, {0, 5}}},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         void *fresh;
@@ -614,11 +878,14 @@ int main(void)
         FRESH(long_packet),
         FRESH(no_memory),
         FRESH(memory_not_sealed),
+        cmocka_unit_test(memory_half_sealed),
+        FRESH(a_small_ring),
         FRESH(memory_too_short),
         FRESH(not_memory),
         FRESH(odd_ring_size),
         FRESH(huge_ring_size),
         FRESH(wrong_confirm),
+        cmocka_unit_test(a_confirm_of_another_link),
         FRESH(another_token_than_the_address),
         FRESH(gone_from_who_has_no_descriptor),
         FRESH(a_proof_for_a_link_without_a_key),
@@ -632,6 +899,12 @@ int main(void)
         FRESH(wrong_tail_cuts_the_link),
         FRESH(wrong_head_cuts_the_link),
         FRESH(slot_used_twice),
+        FRESH(slot_used_before_its_answer),
+        cmocka_unit_test(too_long),
+        cmocka_unit_test(answers_of_another_kind),
+        FRESH(a_read_that_ends_twice),
+        FRESH(more_messages_than_there_is_room_for),
+        cmocka_unit_test(descriptors_that_nobody_wants),
         cmocka_unit_test(wrong_pieces),
         cmocka_unit_test(wrong_ranges),
     };

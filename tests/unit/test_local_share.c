@@ -411,6 +411,22 @@ static void an_offer_for_a_small_write(void **state)
     offer(*state, 0, sizeof(struct local_offer));
 }
 
+/* Its memory is not in one piece: the initiator would not know where. */
+static void an_offer_for_a_write_of_pieces(void **state)
+{
+    struct test *t = *state;
+    struct weft_iov_local iov[2] = {{.addr = t->here, .len = LEN / 2}, {.addr = t->here + LEN / 2, .len = LEN - LEN / 2}};
+    struct weft_cmd cmd = {.op = WEFT_OP_WRITE,
+                           .niov = 2,
+                           .remote_addr = (uintptr_t)t->there,
+                           .remote_key = KEY,
+                           .len = LEN,
+                           .ctx = CTX,
+                           .iov = iov};
+    pair_post(&t->pair, PAIR_A, &cmd);
+    offer(t, 0, sizeof(struct local_offer));
+}
+
 #define CASE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -440,6 +456,7 @@ int main(void)
         CASE(an_offer_for_no_slot),
         CASE(an_offer_that_is_short),
         CASE(an_offer_for_a_small_write),
+        CASE(an_offer_for_a_write_of_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

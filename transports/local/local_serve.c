@@ -169,10 +169,9 @@ static int take_ranges(struct local_job *job, const uint8_t *body, uint64_t len)
     for (uint32_t i = 0; i < job->niov; i++, left -= range.len) {
         local_ring_read(&range, body + i * sizeof range, sizeof range);
         if (range.len > left)
-            break;
+            return WEFT_EPROTO;
         job->iov[i] = (struct iovec){(void *)(uintptr_t)range.addr, range.len};
     }
-    /* also after a break: left is then not 0 */
     return left ? WEFT_EPROTO : 0;
 }
 
