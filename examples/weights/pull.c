@@ -23,6 +23,7 @@ struct pull {
     struct manifest manifest;
     struct target *targets;
     struct fetch fetch;
+    int made;       /* the destination, by this pull */
     uint64_t found; /* bytes that were here before */
     char path[sizeof((struct weft_conn_info *)0)->path];
     double total; /* seconds from the first ask to the last file checked */
@@ -37,7 +38,8 @@ static int open_dest(struct pull *p)
     p->root = -1;
     if (p->opts->memory)
         return 0;
-    if (mkdir(dest, 0777) && errno != EEXIST) {
+    p->made = mkdir(dest, 0777) == 0;
+    if (!p->made && errno != EEXIST) {
         say("%s: %s", dest, strerror(errno));
         return -errno;
     }
@@ -215,6 +217,8 @@ int pull(const struct pull_opts *opts)
     /* The endpoint is closed and the threads are gone: now it is safe to fork. */
     int unfinished = p.fetch.session ? report(&p) : 0;
     clean(&p);
+    if (rc && p.made)
+        rmdir(opts->dest); /* fails if something has come, which the next pull goes on with */
     if (p.root >= 0)
         close(p.root);
     return rc ? rc : unfinished;

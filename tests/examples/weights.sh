@@ -294,10 +294,14 @@ case_away() {
     serve 127.0.0.1:0
     end_server
     start_ms=$(date +%s%3N)
-    pull_fails "pull without a server" --retry 3
+    dst=$work/new pull_fails "pull without a server" --retry 3
+    [ ! -e "$work/new" ] || fail "a folder is left of a pull without a server"
     took_ms=$(($(date +%s%3N) - start_ms))
     [ $took_ms -ge 3000 ] || fail "it was tried for $took_ms ms"
     [ $took_ms -le 18000 ] || fail "it took $took_ms ms"
+    mkdir -p "$dst"
+    pull_fails "pull without a server into a folder that is there" --retry 0
+    [ -d "$dst" ] || fail "a folder that was there is gone"
     [ "$transport" != tcp ] || killed_before_the_manifest # over local it is there at once
 }
 
