@@ -344,7 +344,7 @@ int weft_config_unmet(const char *setting, uint64_t met, const char *hint,
     for (const char *at = weft_config_str(setting); *at && i < 64; i++) {
         struct weft_device_info info = {.numa = -1, .summary = "not there"};
         struct item item = next_item(&at);
-        if (item.len == 0 || met >> i & 1)
+        if ((item.len == 0 && !item.excludes) || met >> i & 1)
             continue;
         snprintf(info.name, sizeof info.name, "%s%.*s", item.excludes ? "^" : "", (int)item.len,
                  item.name);

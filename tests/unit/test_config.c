@@ -211,7 +211,7 @@ static void lists_choose_devices(void **state)
                  {"^d1", 1, {"^d1"}},
                  {",", 1, {NULL}},
                  {"d1,,d0,", 1, {"d1"}},
-                 {"^", 1, {NULL}},
+                 {"^", 1, {"^"}},
                  {"d0,^d0:1", 0, {NULL}},
                  {"^d0,d0", 0, {NULL}},
                  {"^d1,d2", 0, {"^d1", "d2"}}};
