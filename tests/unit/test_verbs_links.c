@@ -8,16 +8,6 @@
 #define B PAIR_B
 #define SECOND 1000000000ull
 
-static struct verbs_link *link_of(struct verbs_pair *vp, int side)
-{
-    return (struct verbs_link *)vp->pair.side[side].link;
-}
-
-static struct verbs_nic *nic_of(struct verbs_pair *vp, int side)
-{
-    return (struct verbs_nic *)vp->pair.side[side].nic;
-}
-
 /* What a nic does when so much time has passed, without its passing. */
 static void later(struct verbs_pair *vp, int side, uint64_t ns)
 {

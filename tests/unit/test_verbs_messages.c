@@ -220,11 +220,6 @@ static void a_new_link_has_receives_of_its_own(void **state)
 
 /* --- peers that lie --------------------------------------------------------------------------- */
 
-static struct verbs_link *link_of(struct verbs_pair *vp, int side)
-{
-    return (struct verbs_link *)vp->pair.side[side].link;
-}
-
 /* Side A hears a bare count of its peer. */
 static void hear_counts(struct verbs_pair *vp, uint32_t taken, uint32_t imms)
 {

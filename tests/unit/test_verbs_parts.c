@@ -12,16 +12,6 @@
 #define K ((size_t)1024)
 #define WHOLE UINT64_MAX /* not in parts */
 
-static struct verbs_nic *nic_of(struct verbs_pair *vp, int side)
-{
-    return (struct verbs_nic *)vp->pair.side[side].nic;
-}
-
-static struct verbs_link *link_of(struct verbs_pair *vp, int side)
-{
-    return (struct verbs_link *)vp->pair.side[side].link;
-}
-
 /* The buffer of a side, registered anew as if the device took so much at once. */
 static void reg_again(struct verbs_pair *vp, int side, uint64_t at_once, uint32_t access)
 {

@@ -6,7 +6,7 @@
 
 int verbs_pair_reset(void **state)
 {
-    static const char *const settings[] = {"DEVICES", "GID_INDEX", "PKEY",    "MTU",          "FLAP",    "QPS",
+    static const char *const settings[] = {"DEVICES", "GID_INDEX", "PKEY",    "MTU",          "FLAP",  "QPS", "CHUNK",
                                            "CREDITS", "RELAXED",   "TIMEOUT", "SERVICE_LEVEL", "RETRY", "TRAFFIC_CLASS"};
     char name[64];
     (void)state;
@@ -69,6 +69,11 @@ struct weft_cmd verbs_pair_cmd(struct verbs_pair *vp, int side, enum weft_op op,
                              .len = len,
                              .ctx = CTX + remote,
                              .one = {vp->buf[side] + local, len, vp->mem[side].mem}};
+}
+
+int verbs_pair_try(struct verbs_pair *vp, int side, const struct weft_cmd *cmds, int n)
+{
+    return PAIR_OK(vp->pair.ops->post(vp->pair.side[side].link, cmds, n));
 }
 
 void verbs_pair_post(struct verbs_pair *vp, int side, const struct weft_cmd *cmds, int n)

@@ -19,6 +19,16 @@ struct verbs_pair {
     struct weft_mem_handle mem[2];
 };
 
+static inline struct verbs_nic *nic_of(struct verbs_pair *vp, int side)
+{
+    return (struct verbs_nic *)vp->pair.side[side].nic;
+}
+
+static inline struct verbs_link *link_of(struct verbs_pair *vp, int side)
+{
+    return (struct verbs_link *)vp->pair.side[side].link;
+}
+
 /* A cmocka setup: the fake as new, settings of verbs at their defaults. */
 int verbs_pair_reset(void **state);
 /* Nothing was misused, nothing is left. */
@@ -34,6 +44,8 @@ void verbs_pair_close(struct verbs_pair *vp);
 /* Between the buffers, at these offsets; ctx is 1000 + the remote offset. */
 struct weft_cmd verbs_pair_cmd(struct verbs_pair *vp, int side, enum weft_op op, size_t local,
                                size_t remote, size_t len);
+/* Post them once: how many were accepted. */
+int verbs_pair_try(struct verbs_pair *vp, int side, const struct weft_cmd *cmds, int n);
 /* Post them at once, polling until all are accepted. */
 void verbs_pair_post(struct verbs_pair *vp, int side, const struct weft_cmd *cmds, int n);
 /* The link is up, and a write of each side arrives. */

@@ -234,7 +234,7 @@ static bool add_counts(struct verbs_link *link, uint32_t taken, uint32_t imms)
         verbs_ops_remove(&link->sends, op);
         verbs_op_done(op);
     }
-    if (link->notes && link->credits > 0)
+    if ((link->notes && link->credits > 0) || (link->imms.head && imms > 0))
         verbs_busy(link);
     return true;
 }

@@ -191,8 +191,10 @@ static struct verbs_qp *next_qp(struct verbs_link *link)
 {
     struct verbs_nic *nic = verbs_nic_of(link);
     uint32_t first = link->ndata > 1, n = link->ndata - first;
-    if (nic->cq_room <= 0)
+    if (nic->cq_room <= 0) {
+        verbs_busy(link); /* what ends may be of other links */
         return NULL;
+    }
     for (uint32_t i = 0; i < n; i++) {
         struct verbs_qp *qp = &link->data[first + (link->next_qp + i) % n];
         if (!takes_chunk(qp, nic))
@@ -235,11 +237,13 @@ static bool post_imm(struct verbs_op *op)
 {
     struct verbs_link *link = op->link;
     struct verbs_qp *qp = &link->data[0];
-    if (qp->state != VERBS_QP_LIVE || verbs_qp_room(qp) == 0 || verbs_nic_of(link)->cq_room <= 0 ||
-        !verbs_may_send_imm(link))
+    if (qp->state != VERBS_QP_LIVE || !verbs_may_send_imm(link))
         return false;
-    if (!post_part(qp, op, WEFT_OP_WRITE_IMM, 0))
+    if (verbs_qp_room(qp) == 0 || verbs_nic_of(link)->cq_room <= 0 || !post_part(qp, op, WEFT_OP_WRITE_IMM, 0)) {
+        if (op->status == 0)
+            verbs_busy(link); /* there was no room: in the next poll */
         return op->status < 0;
+    }
     qp->imms_out++;
     op->imm_posted = true;
     return true;
@@ -255,6 +259,8 @@ static void end_long(struct verbs_op *op)
 /* Nothing of it is in a queue, and nothing more is to be: it has ended, but for its immediate. */
 static void settle(struct verbs_op *op)
 {
+    if (op->status < 0 && op->at) /* the rest of it is not for the device */
+        verbs_ops_remove(&op->link->bulk, op);
     if (op->pending > 0 || (op->posted < op->len && op->status == 0))
         return;
     if (op->at)

@@ -395,7 +395,7 @@ static bool is_short(struct verbs_link *link, const struct weft_cmd *cmd)
     if (parted && remote_spans(link, cmd))
         return false;
     if (is_copied(nic, cmd))
-        return cmd->len <= VERBS_MAX_SEND;
+        return cmd->len <= VERBS_MAX_SEND && cmd->len <= nic->short_max;
     return cmd->len <= nic->short_max && cmd->niov <= nic->max_sge &&
            !(parted && local_spans(cmd));
 }
