@@ -188,6 +188,15 @@ static void the_best_gid_is_chosen(void **state)
     CHECK(strstr(list[0].reason, "GID"), "%s", list[0].reason);
 }
 
+/* The table of GIDs is the device's: those of another port are not this one's. */
+static void each_port_has_gids_of_its_own(void **state)
+{
+    (void)state;
+    assert_int_equal(probe("ports=2"), 2);
+    CHECK(strstr(list[0].summary, "GID 3 10.99.1.1"), "%s", list[0].summary);
+    CHECK(strstr(list[1].summary, "GID 3 10.99.1.2"), "%s", list[1].summary);
+}
+
 static void a_gid_can_be_asked_for(void **state)
 {
     (void)state;
@@ -270,15 +279,46 @@ static void both_ends_count(void **state)
     assert_true(b->reads_in > 3 && b->reads_out > 3);
     b->mtu = IBV_MTU_512;
     b->reads_in = 3;
+    b->reads_out = 2;
     pair_connect(&pair);
     for (int side = 0; side < 2; side++)
         for (int data = -1; data < 1; data++)
             assert_int_equal(told(&pair, side, data).path_mtu, IBV_MTU_512);
     assert_int_equal(told(&pair, A, 0).max_rd_atomic, 3);
     assert_int_equal(told(&pair, B, 0).max_dest_rd_atomic, 3);
-    assert_int_equal(told(&pair, B, 0).max_rd_atomic, b->reads_out);
+    assert_int_equal(told(&pair, B, 0).max_rd_atomic, 2);
     pair_close(&pair);
     verbs_pair_check_fake();
+}
+
+/* Ports of InfiniBand in different subnets reach each other through a router, which wants their GIDs. */
+static void another_subnet_is_reached_by_gid(void **state)
+{
+    (void)state;
+    for (int other = 0; other < 2; other++) {
+        struct weft_nic *nics[2];
+        struct pair pair;
+        assert_int_equal(fake_verbs_configure("ports=2,link=ib"), 0);
+        if (other)
+            assert_int_equal(fake_verbs_set_gid("fake0", 2, 0, "fec0::1:0:0:2", IBV_GID_TYPE_IB), 0);
+        for (int side = 0; side < 2; side++) {
+            struct weft_nic_opts opts = {.device = side == A ? "fake0:1" : "fake0:2"};
+            PAIR_OK(weft_transport_verbs.ops->open(&opts, &nics[side]));
+        }
+        pair_adopt(&pair, nics[A], nics[B]);
+        pair_connect(&pair);
+        for (int side = 0; side < 2; side++) {
+            struct ibv_ah_attr path = told(&pair, side, 0).ah_attr;
+            const struct verbs_nic *peer = (struct verbs_nic *)pair.side[!side].nic;
+            assert_int_equal(path.is_global, other);
+            assert_int_equal(path.dlid, peer->lid);
+            assert_true(!other || !memcmp(&path.grh.dgid, &peer->gid, sizeof peer->gid));
+            assert_true(!other || path.grh.hop_limit > 1);
+        }
+        pair_close(&pair);
+        verbs_pair_check_fake();
+        fake_verbs_reset();
+    }
 }
 
 /* --- devices that lack something -------------------------------------------------------------- */
@@ -597,11 +637,13 @@ int main(void)
         CASE(mtus_are_what_they_may_be),
         CASE(a_port_that_is_down_is_named_and_not_usable),
         CASE(the_best_gid_is_chosen),
+        CASE(each_port_has_gids_of_its_own),
         CASE(a_gid_can_be_asked_for),
         CASE(infiniband_is_addressed_by_lid),
         CASE(a_partition_is_found_by_its_key),
         CASE(settings_reach_the_queue_pairs),
         CASE(both_ends_count),
+        CASE(another_subnet_is_reached_by_gid),
         CASE(poor_devices_do_what_they_can),
         CASE(a_device_with_too_little_says_so),
         CASE(a_run_of_cmds_rings_once),
