@@ -259,12 +259,11 @@ static void end_long(struct verbs_op *op)
 /* Nothing of it is in a queue, and nothing more is to be: it has ended, but for its immediate. */
 static void settle(struct verbs_op *op)
 {
-    if (op->status < 0 && op->at) /* the rest of it is not for the device */
+    bool no_more = op->status < 0 || op->posted == op->len; /* the rest of what has failed is not for the device */
+    if (no_more && op->at)
         verbs_ops_remove(&op->link->bulk, op);
-    if (op->pending > 0 || (op->posted < op->len && op->status == 0))
+    if (op->pending > 0 || !no_more)
         return;
-    if (op->at)
-        verbs_ops_remove(&op->link->bulk, op);
     if (op->op == WEFT_OP_WRITE_IMM && op->status == 0 && !op->imm_posted) {
         verbs_ops_push(&op->link->imms, op);
         verbs_busy(op->link);
