@@ -24,7 +24,9 @@ TRIP, TRIP_POLLED = "Weft", "Weft, WEFT_EFA_WAIT=0"
 TRIP_INJECTED = "Weft, WEFT_EFA_WAIT=0, injected"
 LINK, LINK_POLLED = "Weft, a link of efa without an endpoint", "Weft, such a link, WEFT_EFA_WAIT=0"
 WEFT, WEFT_4, WEFT_64 = "Weft", "Weft, 4 under way, each its own memory", "Weft, 64 under way, each its own memory"
-WEFT_CMA = "Weft with CMA"
+WEFT_POLLED = "Weft, WEFT_EFA_WAIT=0"
+WEFT_CMA, WEFT_CMA_POLLED = "Weft with CMA", "Weft with CMA, WEFT_EFA_WAIT=0"
+POLLED = {"WEFT_EFA_WAIT": "0"}  # as libfabric's programs do, which ask for no descriptor to sleep on
 RMA, RMA_NO_CMA = "fi_rma_bw", "fi_rma_bw without CMA"
 PINGPONG, RDM = "fi_pingpong", "fi_rdm_pingpong"
 
@@ -103,12 +105,14 @@ def trip_row(provider):
 
 def bandwidth_row(t, provider):
     programs = {WEFT: lambda: t.weft_write(provider, 64, "--same-memory"),
+                WEFT_POLLED: lambda: t.weft_write(provider, 64, "--same-memory", env=POLLED),
                 WEFT_4: lambda: t.weft_write(provider, 4),
                 WEFT_64: lambda: t.weft_write(provider, 64),
                 RMA: lambda: t.bandwidth(provider)}
     if provider == "shm":
         programs[RMA_NO_CMA] = lambda: t.bandwidth(provider, NO_CMA)
         programs[WEFT_CMA] = lambda: t.weft_write(provider, 64, "--same-memory", env=CMA)
+        programs[WEFT_CMA_POLLED] = lambda: t.weft_write(provider, 64, "--same-memory", env={**CMA, **POLLED})
     return Row(write_row(provider), "GB/s", programs)
 
 
@@ -126,7 +130,9 @@ def latency_row(t, provider):
 def bandwidth_goals(provider):
     row = write_row(provider)
     # like with like; and, over shm, Weft as it is beside libfabric as it is
-    pairs = ((WEFT_CMA, RMA), (WEFT, RMA_NO_CMA), (WEFT, RMA)) if provider == "shm" else ((WEFT, RMA),)
+    pairs = [(WEFT, RMA), (WEFT_POLLED, RMA)]
+    if provider == "shm":
+        pairs = [(WEFT_CMA, RMA), (WEFT_CMA_POLLED, RMA), (WEFT, RMA_NO_CMA), (WEFT_POLLED, RMA_NO_CMA), (WEFT, RMA)]
     for own, peer in pairs:
         yield Goal(f"{row}, {own} >= 0.97 x {peer}", (row, own), ">=", 0.97, [(row, peer)])
 
