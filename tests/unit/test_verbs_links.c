@@ -624,6 +624,33 @@ static void the_first_of_a_chain_end_without_the_others(void **state)
     }
 }
 
+/* The ring of the only queue pair has no room for the first chunk, since a request that is of no cmd takes some of it: what is
+ * short ends, and the long one goes out. */
+static void a_ring_that_is_full_of_short_ones_keeps_no_long_one(void **state)
+{
+    (void)state;
+    struct verbs_pair vp;
+    weft_config_set("WEFT_VERBS_QPS", "1");
+    verbs_pair_open(&vp, "");
+    struct weft_link *base = vp.pair.side[A].link;
+    struct verbs_qp *qp = &link_of(&vp, A)->data[0];
+    const struct weft_cmd cmds[] = {verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64),
+                                    verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 0, 64)};
+    settle(&vp);
+    fake_verbs_hold();
+    fake_verbs_fail_post(1, 2, ENOMEM);
+    assert_int_equal(PAIR_OK(vp.pair.ops->post(base, cmds, 2)), 1);
+    TEST_UNTIL(!qp->loose, pair_poll(&vp.pair, A), "a request behind the one that was taken");
+    while (verbs_qp_room(qp) > 0)
+        assert_int_equal(PAIR_OK(vp.pair.ops->post(base, cmds, 1)), 1);
+    struct weft_cmd cmd = verbs_pair_cmd(&vp, A, WEFT_OP_WRITE, 0, 4096, 1 << 20);
+    assert_int_equal(PAIR_OK(vp.pair.ops->post(base, &cmd, 1)), 1);
+    fake_verbs_release(-1);
+    assert_int_equal(pair_wait(&vp.pair, A, WEFT_OP_WRITE, cmd.ctx).comp.status, 0);
+    assert_memory_equal(vp.buf[A], vp.buf[B] + 4096, 1 << 20);
+    verbs_pair_close(&vp);
+}
+
 /* Over a port that is down no link begins; when it is up again, one does. */
 static void no_link_begins_over_a_port_that_is_down(void **state)
 {
@@ -788,6 +815,7 @@ int main(void)
         CASE(a_question_waits_for_a_credit),
         CASE(a_device_that_is_full_is_tried_again),
         CASE(the_first_of_a_chain_end_without_the_others),
+        CASE(a_ring_that_is_full_of_short_ones_keeps_no_long_one),
         CASE(no_link_begins_over_a_port_that_is_down),
         CASE(a_goodbye_that_does_not_arrive_is_given_up),
         CASE(a_goodbye_that_fails_is_the_end),

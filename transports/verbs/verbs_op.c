@@ -197,8 +197,11 @@ static struct verbs_qp *next_qp(struct verbs_link *link)
     }
     for (uint32_t i = 0; i < n; i++) {
         struct verbs_qp *qp = &link->data[first + (link->next_qp + i) % n];
-        if (!takes_chunk(qp, nic))
+        if (!takes_chunk(qp, nic)) {
+            if (qp->state == VERBS_QP_LIVE && qp->chunk_bytes == 0)
+                verbs_busy(link); /* full of short ones, whose end says nothing to those that wait */
             continue;
+        }
         link->next_qp = (link->next_qp + i + 1) % n;
         return qp;
     }
