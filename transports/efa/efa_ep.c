@@ -39,8 +39,10 @@ static int open_cq(struct efa_nic *nic, struct efa_end *end)
                    ? 0
                    : weft_fail(-errno, "efa %s: cannot watch a descriptor: %m", nic->name);
     end->fd = -1;
-    if (rc == 0)
-        return 0;
+    if (rc == 0) { /* ofi_rxd wakes itself at each packet, and tells nobody by what */
+        fi_close(&end->cq->fid);
+        end->cq = NULL;
+    }
     attr.wait_obj = FI_WAIT_NONE;
     rc = fi_cq_open(nic->domain, &attr, &end->cq, NULL);
     return rc ? efa_fail(nic, rc, "cannot open a completion queue") : 0;
