@@ -35,6 +35,7 @@ struct end {
     struct weft_nic *nic;
     struct weft_link *link;
     bool active;
+    bool done;          /* all messages have been exchanged */
     uint32_t under_way; /* sends that have not ended */
     uint64_t heard;     /* messages of the other side */
     uint64_t len;
@@ -73,6 +74,8 @@ static void poll_once(struct end *e)
     if (n < 0)
         die("poll");
     for (int i = 0; i < n; i++) {
+        if (comps[i].op == WEFT_OP_LINK_DOWN && e->done)
+            continue; /* the other side was told, and has gone */
         if (comps[i].op == WEFT_OP_LINK_DOWN || comps[i].status < 0) {
             fprintf(stderr, "link_pingpong: %s: %s\n", weft_op_name(comps[i].op), weft_strerror(comps[i].status));
             exit(1);
@@ -145,8 +148,12 @@ static void open_nic(struct end *e, const char *name)
     int n = e->ops->probe(list, MOST_DEVICES), at = 0;
     while (at < n && at < MOST_DEVICES && !list[at].usable)
         at++;
-    if (n < 0 || at == n || at == MOST_DEVICES)
-        die("no device");
+    if (n < 0)
+        die(name);
+    if (at == n || at == MOST_DEVICES) {
+        fprintf(stderr, "link_pingpong: %s has no device here: %s\n", name, n ? list[0].reason : weft_last_error());
+        exit(1);
+    }
     struct weft_nic_opts opts = {.device = list[at].name};
     if (e->ops->open(&opts, &e->nic))
         die("open");
@@ -198,6 +205,7 @@ static void run(struct end *e, int fd, uint64_t trips)
     }
     double us = (double)(weft_now() - begin) / 1e3;
     char done = 1;
+    e->done = true;
     if (e->active) {
         printf("{\"transport\": \"%s\", \"bytes\": %" PRIu64 ", \"trips\": %" PRIu64 ", \"half_us\": %.3f, \"verified\": true}\n",
                e->nic->transport->name, e->len, trips, us / 2 / (double)trips);
