@@ -60,6 +60,13 @@ function(weft_add_objects target)
     set_property(GLOBAL APPEND PROPERTY WEFT_OBJECT_TARGETS ${target})
 endfunction()
 
+# A folder of headers that the user named has to be one: weft_check_include(VARIABLE HEADER), where find_path does not look.
+function(weft_check_include variable header)
+    if(${variable} AND NOT EXISTS "${${variable}}/${header}")
+        message(FATAL_ERROR "-D${variable}=${${variable}}: there is no ${header}")
+    endif()
+endfunction()
+
 function(weft_add_backend kind name)
     cmake_parse_arguments(PARSE_ARGV 2 arg "DECORATOR;OPTIONAL" "HEADERS_FOUND;PACKAGE" "SOURCES;LIBRARIES")
     set_property(GLOBAL APPEND PROPERTY WEFT_${kind}_DECLARED ${name})

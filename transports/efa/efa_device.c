@@ -184,8 +184,11 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
         caps |= info->caps;
     }
     int rc = ask(lib, provider, NULL, false, &own);
-    lib->freeinfo(own);
-    if (rc == 0)
+    const char *given = rc == 0 ? own->fabric_attr->prov_name : ""; /* libfabric takes "tcp" for "tcp;ofi_rxm" */
+    if (rc == 0 && !same_provider(given, provider))
+        snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER='%s' gives '%s'%s", provider, given,
+                 is_tested(given) ? "" : ", over which Weft is not tested");
+    else if (rc == 0)
         snprintf(reason, size, "not asked for: WEFT_EFA_PROVIDER='%s' uses it%s", provider,
                  is_tested(provider) ? "" : ", but Weft is not tested over it");
     else if (!rdm)
@@ -195,6 +198,7 @@ static void why_not(const struct efa_lib *lib, const struct fi_info *all, const 
     else
         snprintf(reason, size, "has not all that is needed together (FI_MSG, FI_RMA, "
                                "FI_DELIVERY_COMPLETE, FI_RM_ENABLED): %s", lib->strerror(-rc));
+    lib->freeinfo(own);
 }
 
 static void list_others(const struct efa_lib *lib, struct list *out)
@@ -235,8 +239,8 @@ static void none_of(const struct efa_lib *lib, const char *provider, struct list
     else
         snprintf(device.reason, sizeof device.reason,
                  "libfabric %u.%u has no device here for provider '%s' (WEFT_EFA_PROVIDER), with FI_MSG, FI_RMA and "
-                 "FI_DELIVERY_COMPLETE: %s",
-                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), provider, lib->strerror(-rc));
+                 "FI_DELIVERY_COMPLETE: weft_info -v lists the other providers",
+                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), provider);
     add(all, &device);
 }
 
