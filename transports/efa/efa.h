@@ -362,6 +362,7 @@ struct efa_nic {
     uint32_t nstays, nstaying; /* links that want this side awake; whose peers this side wants awake */
     uint32_t nwaiting; /* links, regions and mems with a deadline */
     uint32_t nleases;
+    bool leased;       /* there were some when target was read last, or something came for them */
     uint32_t nlast;    /* last words that libfabric has */
     uint32_t nlong;    /* long ops */
     uint64_t looked;   /* when deadlines were last looked at */

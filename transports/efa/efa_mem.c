@@ -135,6 +135,7 @@ static struct efa_lease *lease_get(struct efa_mem *mem, struct efa_link *link)
     weft_list_push(&mem->leases, &lease->of_mem);
     weft_list_push(&link->leases, &lease->of_link);
     efa_nic_of(link)->nleases++;
+    efa_nic_of(link)->leased = true;
     return lease;
 }
 

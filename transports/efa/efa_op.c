@@ -363,6 +363,8 @@ int efa_post(struct weft_link *base, const struct weft_cmd *cmds, int n)
         return link->state < EFA_LINK_UP
                    ? weft_fail(-ENOTCONN, "efa %s: the link is not connected", nic->name)
                    : weft_fail(WEFT_ELINK, "%s", link->why);
+    if (nic->lost)
+        return weft_fail(nic->lost, "efa %s: the device is lost", nic->name);
     while (took < n && link->nposted < nic->depth) {
         rc = weft_cmd_check(&nic->base.attr, &cmds[took]);
         if (rc == 0)

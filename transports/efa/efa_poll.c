@@ -98,12 +98,15 @@ static int read_cq(struct efa_nic *nic, struct fid_cq *cq)
     return (int)n;
 }
 
-/* work has something to do only when this side wants something, target when a peer was told of memory. */
+/* work has something to do only when this side wants something, target when a peer was told of memory: also after it has given back
+ * the last of it, for what it wrote before. */
 static int progress_memory(struct efa_nic *nic)
 {
     int n = 0;
-    if (nic->nleases > 0 || nic->waited)
+    if (nic->nleases > 0 || nic->leased || nic->waited) {
         n += read_cq(nic, nic->target.cq);
+        nic->leased = nic->nleases > 0 || n > 0;
+    }
     if (!weft_list_empty(&nic->flying) || !weft_list_empty(&nic->busy) || nic->waited)
         n += read_cq(nic, nic->work.cq);
     return n;
@@ -233,6 +236,8 @@ static void look(struct efa_nic *nic)
 static void run_busy(struct efa_nic *nic)
 {
     struct weft_list todo;
+    if (nic->lost)
+        return; /* it may have no endpoint */
     if (!weft_list_empty(&nic->last))
         efa_msg_last_again(nic);
     nic->full = false;

@@ -80,7 +80,7 @@ static uint64_t data_of(const struct efa_op *op)
     return efa_nic_of(link)->wide ? tag << 32 | op->imm : tag;
 }
 
-/* Hand a req to libfabric: 0, or its negative code. Its region is known. */
+/* Hand a req to libfabric: 0, or its negative code. Its region is known. A nic that is lost may have no endpoint. */
 static int req_post(struct efa_req *req, const struct pieces *pieces)
 {
     const struct efa_op *op = req->op;
@@ -98,7 +98,7 @@ static int req_post(struct efa_req *req, const struct pieces *pieces)
                              .rma_iov_count = 1,
                              .context = &req->call.context,
                              .data = req->imm ? data_of(op) : 0};
-    if (nic->nflying >= nic->flying_most || !efa_quirk_reachable(nic, link->process))
+    if (nic->lost || nic->nflying >= nic->flying_most || !efa_quirk_reachable(nic, link->process))
         return -FI_EAGAIN;
     uint64_t flags = FI_DELIVERY_COMPLETE | FI_COMPLETION | (req->imm ? FI_REMOTE_CQ_DATA : 0);
     ssize_t rc = op->op == WEFT_OP_READ ? fi_readmsg(nic->work.ep, &msg, FI_COMPLETION)

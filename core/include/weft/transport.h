@@ -145,7 +145,8 @@ struct weft_comp {
     int32_t status;   /* 0, or a WEFT_E / -errno code. LINK_DOWN: why */
     uint32_t imm;     /* arrived immediate */
     uint64_t value;   /* ADD64: the word before the addition */
-    uint64_t len;     /* bytes moved; RECV: length of the message */
+    uint64_t len;     /* bytes moved; RECV: length of the message; an immediate that arrived: of the part that it came
+                       with, since a long operation may come in several, the last of them of no bytes */
     const void *data; /* RECV: the message; valid until the next poll of the nic, or, where
                          attr.rx_scatter, until rx_release. LINK_DOWN, and a bad status: why, as
                          a sentence (const char *), or NULL; valid until link_close */
