@@ -239,8 +239,9 @@ static void none_of(const struct efa_lib *lib, const char *provider, struct list
     else
         snprintf(device.reason, sizeof device.reason,
                  "libfabric %u.%u has no device here for provider '%s' (WEFT_EFA_PROVIDER), with FI_MSG, FI_RMA and "
-                 "FI_DELIVERY_COMPLETE: weft_info -v lists the other providers",
-                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), provider);
+                 "FI_DELIVERY_COMPLETE: %s",
+                 FI_MAJOR(lib->version()), FI_MINOR(lib->version()), provider,
+                 rc == -FI_ENODATA ? "weft_info -v lists the other providers" : lib->strerror(-rc));
     add(all, &device);
 }
 
