@@ -286,6 +286,9 @@ struct efa_link {
     uint32_t nopen;   /* not ended */
     uint32_t nbulk;   /* reqs of long ops */
     uint32_t nflying; /* reqs that libfabric has */
+    uint32_t most;    /* that many it had when it last took no more */
+    uint32_t rest;      /* polls from then on before it is tried with more */
+    uint64_t most_poll; /* number of that poll */
     struct weft_list ops, fenced, shorts, bulk;
     /* the peer's memory */
     struct efa_region *table[EFA_BUCKETS];

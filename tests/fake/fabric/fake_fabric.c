@@ -40,7 +40,7 @@
 
 static struct {
     uint64_t random;
-    unsigned hold, delay, eagain, fail, narrow, local, provkey, noread, noinject, hmem, minor, devices;
+    unsigned hold, delay, eagain, room, fail, narrow, local, provkey, noread, noinject, hmem, minor, devices;
     char as[MOST_NAME], provider[64];
 } set = {.random = 1};
 
@@ -91,6 +91,8 @@ static void read_setting(char *item)
         set.delay = number;
     else if (!strcmp(item, "eagain"))
         set.eagain = number;
+    else if (!strcmp(item, "room"))
+        set.room = number;
     else if (!strcmp(item, "fail"))
         set.fail = number;
     else if (!strcmp(item, "narrow"))
@@ -129,6 +131,7 @@ static void read_settings(const char *text)
 }
 
 static atomic_bool unreachable, late;
+static atomic_uint refused;
 
 void fake_fabric_unreachable(bool on)
 {
@@ -138,6 +141,11 @@ void fake_fabric_unreachable(bool on)
 void fake_fabric_late(bool on)
 {
     atomic_store(&late, on);
+}
+
+unsigned fake_fabric_refused(void)
+{
+    return atomic_load(&refused);
 }
 
 static void *symbol(void *file, const char *name)
@@ -173,7 +181,7 @@ void fake_fabric_set(const char *settings)
 {
     load();
     set.random = 1;
-    set.hold = set.delay = set.eagain = set.fail = set.narrow = set.local = set.provkey = 0;
+    set.hold = set.delay = set.eagain = set.room = set.fail = set.narrow = set.local = set.provkey = 0;
     set.noread = set.noinject = set.hmem = set.devices = 0;
     set.as[0] = set.provider[0] = '\0';
     read_settings(settings);
@@ -321,9 +329,12 @@ static void check_pieces(const struct held *held)
 static ssize_t take(struct ep *ep, const struct held *held)
 {
     check_pieces(held);
-    if (chance(set.eagain) || ep->n == MOST_HELD || ep->cq->nfailed == MOST_HELD)
-        return -FI_EAGAIN;
     bool is_rma = held->op == 'W' || held->op == 'R', gone = atomic_load(&unreachable);
+    bool full = is_rma && set.room && fake_going_count(ep->object.fid) >= set.room;
+    if (full)
+        atomic_fetch_add(&refused, 1);
+    if (full || chance(set.eagain) || ep->n == MOST_HELD || ep->cq->nfailed == MOST_HELD)
+        return -FI_EAGAIN;
     bool fails = set.fail && is_rma && (ep->posted + 1) % set.fail == 0;
     int rc = 0;
     if (gone && held->op == 'I')

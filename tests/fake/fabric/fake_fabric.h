@@ -24,6 +24,9 @@ void fake_fabric_gpu(void *addr, size_t len, void *bytes);
 /* WRITEs and READs that went out from this device (a domain's name), so far. */
 unsigned fake_fabric_carried(const char *device);
 
+/* WRITEs and READs for which there was no room (the setting), so far. */
+unsigned fake_fabric_refused(void);
+
 /* The last registration of a GPU's memory. */
 struct fake_fabric_registration {
     unsigned count; /* of all so far */

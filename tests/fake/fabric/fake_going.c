@@ -56,6 +56,16 @@ void fake_going_nowhere(const struct fid *av, fi_addr_t addr)
     pthread_mutex_unlock(&lock);
 }
 
+size_t fake_going_count(const struct fid *ep)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < n; i++)
+        count += all[i].ep == ep;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
 bool fake_going_lost(const struct fid *ep)
 {
     bool any = false;

@@ -8,6 +8,7 @@
 
 #include <rdma/fi_domain.h>
 #include <stdbool.h>
+#include <stddef.h>
 
 /* Contexts are unique among those of the endpoint. Aborts if there is no memory. */
 void fake_going_begin(const struct fid *ep, const struct fid *av, fi_addr_t addr, const void *context);
@@ -17,6 +18,8 @@ void fake_going_end(const struct fid *ep, const void *context);
 void fake_going_drop(const struct fid *ep);
 /* The address is removed. */
 void fake_going_nowhere(const struct fid *av, fi_addr_t addr);
+/* How many of this endpoint have not ended. */
+size_t fake_going_count(const struct fid *ep);
 /* Has this endpoint an operation on its way to an address that was removed? */
 bool fake_going_lost(const struct fid *ep);
 
