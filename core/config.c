@@ -342,7 +342,7 @@ int weft_config_unmet(const char *setting, uint64_t met, const char *hint,
 {
     int i = 0;
     for (const char *at = weft_config_str(setting); *at && i < 64; i++) {
-        struct weft_device_info info = {.numa = -1, .summary = "not there"};
+        struct weft_device_info info = {.numa = -1, .missing = 1, .summary = "not there"};
         struct item item = next_item(&at);
         if ((item.len == 0 && !item.excludes) || met >> i & 1)
             continue;

@@ -218,7 +218,7 @@ static int use_device(struct opening *o, const struct weft_device_info *device)
     if (rc == 0)
         take(&o->choice, device);
     else
-        weft_log(WEFT_LOG_INFO, "endpoint", "%s: %s: not used: %s", o->transport->name,
+        weft_log(device->missing ? WEFT_LOG_WARN : WEFT_LOG_INFO, "endpoint", "%s: %s: not used: %s", o->transport->name,
                  device->name, device->usable ? weft_last_error() : device->reason);
     return rc;
 }

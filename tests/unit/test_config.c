@@ -227,6 +227,7 @@ static void lists_choose_devices(void **state)
         for (int k = 0; k < n; k++) {
             assert_string_equal(unmet[k].name, lists[i].unmet[k]);
             assert_int_equal(unmet[k].usable, 0);
+            assert_int_equal(unmet[k].missing, 1);
             assert_non_null(strstr(unmet[k].reason, "a hint"));
         }
         assert_int_equal(weft_config_unmet("WEFT_VERBS_DEVICES", met, "", unmet, 0, 5), 5 + n);

@@ -68,6 +68,26 @@ static void devices_can_be_chosen(void **state)
     CHECK(strstr(d.reason, "WEFT_EFA_DEVICES=rdmap132s0-rdm,rdmap9s0-rdm"), "%s", d.reason);
 }
 
+static void count_warning(enum weft_log_level level, const char *subsystem, const char *line, void *user)
+{
+    bool ours = level == WEFT_LOG_WARN && !strcmp(subsystem, "endpoint") && strstr(line, "nothing is called rdmap9s0-rdm");
+    *(int *)user += ours;
+}
+
+/* Who misspells one of several has fewer rails, and hears of it: once from each endpoint. */
+static void a_name_that_nothing_has_is_warned_of(void **state)
+{
+    (void)state;
+    weft_endpoint_t endpoint;
+    int warnings = 0;
+    weft_config_set("WEFT_EFA_DEVICES", "rdmap132s0-rdm,rdmap9s0-rdm");
+    weft_log_set(count_warning, &warnings);
+    WEFT_OK(weft_endpoint_open(WEFT_OPTS(weft_endpoint_opts, .transport = "efa"), &endpoint));
+    weft_log_set(NULL, NULL);
+    assert_int_equal(warnings, 1);
+    WEFT_OK(weft_endpoint_close(endpoint));
+}
+
 static void all_of_them_carry(void **state)
 {
     (void)state;
@@ -111,6 +131,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(the_nearest_are_taken),
         CASE(devices_can_be_chosen),
+        CASE(a_name_that_nothing_has_is_warned_of),
         CASE(all_of_them_carry),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

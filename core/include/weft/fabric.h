@@ -98,6 +98,7 @@ struct weft_device_info {
     char summary[96];
     int usable;
     char reason[192];    /* if not usable, or usable and not used: why */
+    int missing;         /* no device: a name in a list of devices (WEFT_VERBS_DEVICES) that nothing has */
     int numa;            /* NUMA node, -1 unknown */
     char pci[16];        /* "0000:3b:00.0", or "" */
     uint64_t bits_per_s; /* line rate, 0 unknown */
