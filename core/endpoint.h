@@ -90,8 +90,11 @@ struct weft__endpoint {
     int nconns, naccepts, backlog;
     struct weft__mem *mems;
     struct weft__reg *regs;
-    weft_mem_t last_mem; /* that an operation named last, of those that are open; 0: none */
-    struct weft__reg *last_reg; /* its registration */
+    /* What an operation named last of the mems that are open: to take from, and to put into (who answers has one of each). */
+    struct weft__last {
+        weft_mem_t mem; /* 0: none */
+        struct weft__reg *reg;
+    } last[2];
     struct weft_list aparts; /* regs of memory that no processor reaches */
     struct weft__served_add *served_adds,
         **served_adds_tail; /* to such memory: the first is being done */

@@ -111,8 +111,7 @@ int weft__mem_gpu(struct weft__endpoint *ep, const void *addr, uint16_t *gpu);
 bool weft__mem_gpus(struct weft__endpoint *ep);
 /* 0: a processor reaches what is at addr; WEFT_EUNSUPPORTED: it is a GPU's, and what is for messages. */
 int weft__mem_check_host(struct weft__endpoint *ep, const void *addr, const char *what);
-/* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. Then it is the endpoint's last_mem,
- * too. Endpoint lock held. */
+/* The registration under mem, if mem is of this endpoint and [addr, addr+len) lies in it. Endpoint lock held. */
 int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t mem, const void *addr, uint64_t len,
                      struct weft__reg **reg);
 /* Describe a range of a registration for peers. */

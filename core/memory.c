@@ -361,8 +361,9 @@ int weft_mem_reg(weft_endpoint_t endpoint, void *addr, size_t len,
 
 static void mem_unlink(struct weft__mem *mem)
 {
-    if (mem->ep->last_mem == mem->handle)
-        mem->ep->last_mem = 0;
+    for (int i = 0; i < 2; i++)
+        if (mem->ep->last[i].mem == mem->handle)
+            mem->ep->last[i].mem = 0;
     if (mem->prev)
         mem->prev->next = mem->next;
     else
@@ -448,8 +449,6 @@ WEFT__APART int weft__mem_reg_of(struct weft__endpoint *ep, weft_mem_t handle, c
                          "%llu bytes at %p are not inside the mem of %llu bytes at %p",
                          (unsigned long long)len, addr, (unsigned long long)mem->len, mem->addr);
     *reg = mem->reg;
-    ep->last_mem = handle;
-    ep->last_reg = mem->reg;
     return 0;
 }
 

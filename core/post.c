@@ -99,18 +99,20 @@ static int fill_remote(struct weft__piece *piece, const struct weft__conn *conn,
 
 /* The local registration of piece i. Most are in the mem of the one before, which need not be looked up again. */
 static inline int fill_reg(struct weft__piece *piece, struct weft__endpoint *ep,
-                           const struct weft_local *local, size_t i)
+                           const struct weft_xfer *x, size_t i)
 {
-    const weft_mem_t mem = local[i].mem;
+    const weft_mem_t mem = x->local[i].mem;
+    struct weft__last *last = &ep->last[x->op == WEFT_XFER_RECV || x->op == WEFT_XFER_READ];
     piece->reg = NULL;
     if (WEFT_UNLIKELY(!mem))
         return 0;
-    if (WEFT_LIKELY(mem == ep->last_mem && weft__reg_contains(ep->last_reg, piece->addr, piece->len))) {
-        piece->reg = ep->last_reg;
+    if (WEFT_LIKELY(mem == last->mem && weft__reg_contains(last->reg, piece->addr, piece->len))) {
+        piece->reg = last->reg;
     } else {
         int rc = weft__mem_reg_of(ep, mem, piece->addr, piece->len, &piece->reg);
         if (rc)
             return weft_fail(rc, "local[%zu]: %s", i, weft_last_error());
+        *last = (struct weft__last){mem, piece->reg};
     }
     if (WEFT_UNLIKELY(piece->reg->apart))
         piece->gpu = (uint16_t)(1 + piece->reg->ordinal);
@@ -128,7 +130,7 @@ static inline WEFT__INLINE int fill_piece(struct weft__op *op, struct weft__conn
         piece->len = x->local[i].len;
         int rc = check_local(x, i, op->total);
         if (rc == 0)
-            rc = fill_reg(piece, conn->ep, x->local, i);
+            rc = fill_reg(piece, conn->ep, x, i);
         if (rc)
             return rc;
     } else {
@@ -432,7 +434,7 @@ static int inject(struct weft__conn *conn, const struct weft_xfer *x)
         struct weft__piece piece = {.addr = x->local[i].addr, .len = x->local[i].len};
         int rc = check_local(x, i, total);
         if (rc == 0)
-            rc = fill_reg(&piece, conn->ep, x->local, i);
+            rc = fill_reg(&piece, conn->ep, x, i);
         if (rc)
             return rc;
     }

@@ -288,17 +288,18 @@ static void dereg_twice(void **state)
                                                           .local = &local, .nlocal = 1), NULL));
 }
 
-/* Also right after an operation that named it, whether its registration has gone with it or is another mem's, too. */
+/* Also right after an operation that took from it, or put into it, whether its registration has gone with it or is another mem's, too. */
 static void a_stale_mem_is_refused(void **state)
 {
     struct duo *d = *state;
     static char memory[64];
     struct area far = duo_area(d, B, sizeof memory, 0, 0);
-    for (int shared = 0; shared < 2; shared++) {
+    for (int i = 0; i < 4; i++) {
+        bool shared = i & 1;
         weft_mem_t other = shared ? reg(d->a.endpoint, memory, sizeof memory, 0) : 0;
         weft_mem_t mem = reg(d->a.endpoint, memory, sizeof memory, 0);
         struct weft_local local = {memory, 8, mem};
-        struct weft_xfer x = {.struct_size = sizeof x, .op = WEFT_XFER_WRITE, .local = &local,
+        struct weft_xfer x = {.struct_size = sizeof x, .op = i & 2 ? WEFT_XFER_READ : WEFT_XFER_WRITE, .local = &local,
                               .nlocal = 1, .remote = &far.remote, .nremote = 1};
         assert_int_equal(weft_transfer(d->conn, &x, T, NULL), 8);
         WEFT_OK(weft_mem_dereg(mem));
