@@ -95,6 +95,10 @@ struct efa_pool {
 struct efa_name {
     struct efa_name *next;
     uint32_t refs;
+    uint32_t nflying;   /* reqs to it that libfabric has */
+    uint32_t most;      /* that many when it last took no more; UINT32_MAX: it takes all */
+    uint32_t rest;      /* polls from then on before it is tried with more */
+    uint64_t most_poll; /* number of that poll */
     fi_addr_t addr;
     uint16_t len;
     uint8_t bytes[EFA_MAX_NAME];
@@ -107,7 +111,8 @@ struct efa_process {
     uint64_t started;
     int fd;
     bool dead;
-    bool heard; /* something of it came since it was last looked at */
+    bool heard; /* a message of it came since it was last looked at */
+    uint64_t ended; /* number of the poll that saw an operation end which it had a hand in */
 };
 
 /* --- memory --------------------------------------------------------------------------------------------- */
@@ -286,9 +291,6 @@ struct efa_link {
     uint32_t nopen;   /* not ended */
     uint32_t nbulk;   /* reqs of long ops */
     uint32_t nflying; /* reqs that libfabric has */
-    uint32_t most;    /* that many it had when it last took no more */
-    uint32_t rest;      /* polls from then on before it is tried with more */
-    uint64_t most_poll; /* number of that poll */
     struct weft_list ops, fenced, shorts, bulk;
     /* the peer's memory */
     struct efa_region *table[EFA_BUCKETS];
@@ -373,6 +375,7 @@ struct efa_nic {
     bool full;      /* libfabric had no room for what goes once more */
     bool put_off;   /* the last poll had messages, and left what had ended or was to be posted to the next one */
     bool waited;    /* wait_fd was called since the last poll */
+    bool fresh;     /* this poll has read its queues, a moment ago */
     enum fi_hmem_iface iface; /* of the GPUs whose memory the device reaches; FI_HMEM_SYSTEM: none */
     bool wakes;     /* what arrives wakes who sleeps, if the provider can */
     bool buries;    /* endpoints are not closed, but buried (efa_quirk.c) */

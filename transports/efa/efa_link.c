@@ -125,7 +125,6 @@ int efa_link_open(struct weft_nic *base, const struct weft_link_opts *opts, stru
     link->base.nic = base;
     link->role = (uint8_t)opts->role;
     link->own_window = nic->credits;
-    link->most = UINT32_MAX;
     link->keyed = opts->key != NULL;
     if (link->keyed)
         memcpy(link->key, opts->key, WEFT_MAC);

@@ -49,6 +49,7 @@ static struct efa_name *name_new(struct efa_nic *nic, const void *bytes, uint16_
         return NULL;
     memcpy(name->bytes, bytes, len);
     name->len = len;
+    name->most = UINT32_MAX;
     int n = fi_av_insert(nic->av, name->bytes, 1, &name->addr, 0, NULL);
     if (n != 1) {
         efa_fail(nic, n < 0 ? n : -FI_EINVAL, "an address that a peer gave is refused");

@@ -235,7 +235,7 @@ static void look(struct efa_nic *nic)
 
 static void run_busy(struct efa_nic *nic)
 {
-    struct weft_list todo;
+    struct weft_list todo, served;
     if (nic->lost)
         return; /* it may have no endpoint */
     if (!weft_list_empty(&nic->last))
@@ -245,15 +245,26 @@ static void run_busy(struct efa_nic *nic)
         efa_req_again(nic);
     if (weft_list_empty(&nic->busy))
         return;
-    /* those that stay busy come at the end of a new list */
+    /* those that stay busy come at the end of a new list; behind the others if they got something: room may be for one of them only */
     todo = nic->busy;
     todo.next->prev = todo.prev->next = &todo;
     weft_list_init(&nic->busy);
+    weft_list_init(&served);
     while (!weft_list_empty(&todo)) {
         struct efa_link *link = WEFT_LIST_OF(todo.next, struct efa_link, busy);
+        uint32_t flying = link->nflying;
         weft_list_remove(&link->busy);
         efa_msg_flush(link);
         efa_op_pump(link);
+        if (link->nflying == flying || weft_list_empty(&link->busy))
+            continue;
+        weft_list_remove(&link->busy);
+        weft_list_push(&served, &link->busy);
+    }
+    while (!weft_list_empty(&served)) {
+        struct weft_list *item = served.next;
+        weft_list_remove(item);
+        weft_list_push(&nic->busy, item);
     }
 }
 
@@ -271,6 +282,7 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
 {
     struct efa_nic *nic = (struct efa_nic *)base;
     struct out out = {.nic = nic, .comps = comps, .max = max};
+    nic->polls++;
     efa_msg_take_back(nic);
     int n = read_cq(nic, nic->message.cq);
     /* a message may be waited for, and its answer by the peer: what else there is to do is for the next poll, not for the one after it */
@@ -281,11 +293,12 @@ int efa_poll(struct weft_nic *base, struct weft_comp *comps, int max)
         n = efa_progress(nic);
     if (nic->message.fd < 0)
         keep_awake(nic, n);
-    nic->polls++;
     if (!weft_list_empty(&nic->telling))
         efa_msg_tell(nic, false);
+    nic->fresh = true;
     if (!nic->put_off)
         run_busy(nic);
+    nic->fresh = false;
     if (nic->polls % LOOK_POLLS == 0 || nic->waited)
         look(nic);
     nic->waited = false;

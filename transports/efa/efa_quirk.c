@@ -7,8 +7,9 @@
  * no nic of that provider any more. And where it may copy with process_vm_writev, a peer that was stopped goes on with
  * that later, in memory that this side has been promised back.
  *
- * It waits for a lock in the peer's shared memory, for ever if the peer has died with it: who is dead gets nothing. What is
- * left, and cannot be mended from here, is a peer that dies while this side waits.
+ * It waits for a lock in the peer's shared memory, for ever if the peer has died with it: who is dead gets nothing. The kernel is
+ * asked, but for what is posted by the very poll that saw an operation end, and for one post after a message. What is left, and
+ * cannot be mended from here, is a peer that dies while this side waits, or after that.
  *
  * ofi_rxm (1.17) reads what has come over a connection after it has closed it, and posts the buffers to it again, unless
  * all connections share theirs (SRX), which over verbs they do when asked. Then, however, data that comes with a WRITE is
@@ -94,9 +95,9 @@ bool efa_quirk_reachable(const struct efa_nic *nic, struct efa_process *process)
 {
     if (!nic->buries || !process)
         return true;
-    bool heard = process->heard;
+    bool heard = process->heard || (nic->fresh && process->ended == nic->polls);
     process->heard = false;
-    return heard || efa_process_alive(process);
+    return !process->dead && (heard || efa_process_alive(process));
 }
 
 void efa_quirk_bury(struct fid *fid)

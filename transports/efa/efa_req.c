@@ -8,9 +8,10 @@
 
 #include "efa.h"
 
-/* Polls before a link of which libfabric took no more may have more under way than then: twice as many each time that this was in vain. */
+/* Polls of the nic in which a target has no more under way than when libfabric took no more for it, once that was so twice in
+ * a row; twice as many each time that it is so again. */
 #define LEAST_REST 64
-#define MOST_REST 4096
+#define MOST_REST 1024
 
 /* --- a req ----------------------------------------------------------------------------------------------- */
 
@@ -84,25 +85,28 @@ static uint64_t data_of(const struct efa_op *op)
     return efa_nic_of(link)->wide ? tag << 32 | op->imm : tag;
 }
 
-/* Has libfabric as much of the link as it takes? Who asks it in vain pays: over shm, which takes one operation of a peer at a
- * time, for that peer's lock, and so does the peer that wants to get on with that operation. */
-static bool is_full(const struct efa_link *link)
+/* Has libfabric as much for this target as it takes? Who asks it in vain pays: over shm, which takes one operation of a peer at a
+ * time, each question takes the lock that the peer needs to finish that one. */
+static bool is_full(const struct efa_nic *nic, const struct efa_name *target)
 {
-    const struct efa_nic *nic = efa_nic_of(link);
     if (nic->nflying >= nic->flying_most)
         return true;
-    return link->nflying >= link->most && nic->polls - link->most_poll < link->rest;
+    return target->nflying >= target->most && nic->polls - target->most_poll < target->rest;
 }
 
-/* It took no more. Of a link that has nothing under way no end would tell that there is room. */
-static void was_full(struct efa_link *link)
+/* It took no more. Where nothing is under way no end would tell that there is room. Once may have been chance, or the work of others. */
+static void was_full(const struct efa_nic *nic, struct efa_name *target)
 {
-    if (link->nflying == 0)
+    if (target->nflying == 0)
         return;
-    bool again = link->nflying >= link->most;
-    link->rest = !again ? LEAST_REST : link->rest < MOST_REST ? 2 * link->rest : link->rest;
-    link->most = link->nflying;
-    link->most_poll = efa_nic_of(link)->polls;
+    if (target->nflying < target->most)
+        target->rest = 0;
+    else if (target->rest == 0)
+        target->rest = LEAST_REST;
+    else if (target->rest < MOST_REST)
+        target->rest *= 2;
+    target->most = target->nflying;
+    target->most_poll = nic->polls;
 }
 
 /* Hand a req to libfabric: 0, or its negative code. Its region is known. A nic that is lost may have no endpoint. */
@@ -123,18 +127,18 @@ static int req_post(struct efa_req *req, const struct pieces *pieces)
                              .rma_iov_count = 1,
                              .context = &req->call.context,
                              .data = req->imm ? data_of(op) : 0};
-    if (nic->lost || is_full(link) || !efa_quirk_reachable(nic, link->process))
+    if (nic->lost || is_full(nic, link->target) || !efa_quirk_reachable(nic, link->process))
         return -FI_EAGAIN;
     uint64_t flags = FI_DELIVERY_COMPLETE | FI_COMPLETION | (req->imm ? FI_REMOTE_CQ_DATA : 0);
     ssize_t rc = op->op == WEFT_OP_READ ? fi_readmsg(nic->work.ep, &msg, FI_COMPLETION)
                                         : fi_writemsg(nic->work.ep, &msg, flags);
     if (rc == -FI_EAGAIN)
-        was_full(link);
+        was_full(nic, link->target);
     if (rc)
         return (int)rc;
-    if (link->nflying >= link->most)
-        link->most = UINT32_MAX; /* what was in the way was others' */
     req->target = efa_name_keep(link->target);
+    if (req->target->nflying++ >= req->target->most)
+        req->target->most = UINT32_MAX; /* there is room for more by now */
     weft_list_push(&nic->flying, &req->in);
     nic->nflying++;
     link->nflying++;
@@ -148,6 +152,7 @@ void efa_req_back(struct efa_req *req)
     weft_list_remove(&req->in);
     nic->nflying--;
     link->nflying--;
+    req->target->nflying--;
     efa_name_put(nic, req->target);
     req->target = NULL;
 }
@@ -263,7 +268,7 @@ void efa_req_done(struct efa_req *req, int error, const char *why)
     struct efa_link *link = req->op->link;
     efa_req_back(req);
     if (!error && link->process)
-        link->process->heard = true;
+        link->process->ended = efa_nic_of(link)->polls;
     if (error && link->state == EFA_LINK_UP)
         retry(req, why);
     else
