@@ -89,6 +89,24 @@ static void a_peer_that_does_not_answer(void **state)
     }
 }
 
+/* A long operation of many chunks, of which each fifth fails, and goes well the next time. */
+static void each_chunk_may_fail(void **state)
+{
+    (void)state;
+    struct efa_pair ep;
+    WEFT_OK(weft_config_set("WEFT_EFA_CHUNK", "4K"));
+    efa_pair_open(&ep, LIKE_EFA, NULL);
+    struct weft_cmd cmd = efa_pair_cmd(&ep, WEFT_OP_WRITE, EFA_PAIR_BYTES);
+    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    test_fill(ep.buf[A], EFA_PAIR_BYTES, 1, 0);
+    fake_fabric_set(LIKE_EFA ",fail=5");
+    assert_int_equal(pair_do(&ep.pair, A, &cmd), 0);
+    assert_true(test_differs(ep.buf[B], EFA_PAIR_BYTES, 1, 0) < 0);
+    fake_fabric_set(LIKE_EFA);
+    efa_pair_close(&ep);
+    WEFT_OK(weft_config_set("WEFT_EFA_CHUNK", NULL));
+}
+
 /* Nobody reports what became of messages that libfabric took over: they are missed, and asked after. */
 static void injected_messages_that_are_lost(void **state)
 {
@@ -201,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_request_that_fails),
         cmocka_unit_test(a_peer_that_does_not_answer),
+        cmocka_unit_test(each_chunk_may_fail),
         cmocka_unit_test(injected_messages_that_are_lost),
         cmocka_unit_test(memory_that_the_provider_keeps),
         cmocka_unit_test(a_target_that_moves_under_operations),

@@ -44,7 +44,7 @@
 #define EFA_REGIONS 1024                   /* of the peer's memory that a link remembers */
 #define EFA_NOTES 4096                     /* messages of the transport that may wait for a credit */
 #define EFA_INJECTED 8                     /* messages of a link in a row whose fate nobody reports */
-#define EFA_TRIES 4                        /* times that a req fails before its op does */
+#define EFA_TRIES 4                        /* times that a req fails where the peer's memory is before its op does */
 
 struct efa_nic;
 struct efa_link;
@@ -179,7 +179,6 @@ struct efa_op {
     bool numbered;             /* WRITE_IMM: has imm_seq, and counts in link->nimms */
     bool announced;            /* WRITE_IMM: its late message is queued */
     bool longer;               /* counts in nic->nlong */
-    uint8_t tries;
     uint16_t niov, imm_seq;
     uint32_t imm;
     uint32_t nreqs; /* under way, or to be posted again */
@@ -205,6 +204,8 @@ struct efa_req {
     struct efa_region *region;
     uint64_t offset, len;
     struct efa_name *target; /* where it went, while libfabric has it: its address stays so long */
+    uint32_t epoch; /* of its region, when it last failed */
+    uint8_t tries;  /* that failed with it */
     bool imm;       /* carries the immediate, or the tag of one */
     bool bulk;      /* counts in link->nbulk */
 };

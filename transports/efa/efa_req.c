@@ -163,12 +163,15 @@ static bool is_reachable(const struct efa_link *link, const struct efa_region *r
     return (int32_t)(link->epoch - region->epoch) >= 0;
 }
 
-/* It failed: what is known of the peer's memory is asked again, and then the req goes again. */
+/* It failed: what is known of the peer's memory is asked again, and then the req goes again. One that failed because the peer's memory
+ * has moved does not count beside those where it is now. */
 static void retry(struct efa_req *req, const char *why)
 {
     struct efa_op *op = req->op;
     struct efa_nic *nic = efa_nic_of(op->link);
-    if (++op->tries > EFA_TRIES) {
+    req->tries = req->epoch == req->region->epoch ? req->tries + 1 : 1;
+    req->epoch = req->region->epoch;
+    if (req->tries > EFA_TRIES) {
         weft_log(WEFT_LOG_INFO, "efa", "%s: a %s of %llu bytes failed: %s", nic->name,
                  weft_op_name(op->op), (unsigned long long)op->len, why);
         op->status = -EIO;
