@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cmds become ops. A SEND, an ADD64 and the immediate of a WRITE_IMM are messages; WRITE and READ are reqs (efa_req.c), of at
- * most WEFT_EFA_CHUNK bytes each.
+ * Cmds become ops. A SEND, an ADD64, a READ shorter than nic->fetch_below and an immediate that does not all go with its WRITE are
+ * messages; WRITE and READ are reqs (efa_req.c), of at most WEFT_EFA_CHUNK bytes each.
  *
  * Nothing is in order here. A FENCE waits until all before it has ended, and what comes after it waits for the FENCE.
  */

@@ -39,7 +39,7 @@ struct efa_address {
 };
 _Static_assert(sizeof(struct efa_address) == 256, "the layout is the wire's");
 
-/* What a message is. Those above BYE have a number, `seq`, and take a credit each. */
+/* What a message is. Those above BYE, but for QUIET, have a number, `seq`, and take a credit each. */
 enum efa_kind {
     EFA_CREDIT = 1, /* says no more than its head */
     EFA_BYE,        /* the link is closed; seq: messages that had a number, in all */
@@ -141,7 +141,7 @@ struct efa_imm_msg {
     uint64_t len; /* of the WRITE */
 };
 
-/* To a nic that nobody can wake, while long operations are under way to its memory. */
+/* To a nic that nobody can wake, while something is under way to its memory for longer. */
 struct efa_stay_msg {
     uint32_t stay;
     uint32_t count; /* 1, 2, ...: of two the later one holds */
