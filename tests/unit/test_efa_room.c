@@ -210,10 +210,8 @@ static void two_links_share_what_there_is(void **state)
     CHECK(ended[0] > 100 && ended[1] > 100, "%u and %u have ended", ended[0], ended[1]);
     CHECK(vain <= 2 + polls / REST, "asked %u times in vain in %u polls", vain, polls);
     fake_fabric_set("");
-    while (((struct efa_link *)own)->nposted + ((struct efa_link *)second[A])->nposted > 0) {
-        pair_poll(&ep.pair, A);
-        pair_poll(&ep.pair, B);
-    }
+    TEST_UNTIL(((struct efa_link *)own)->nposted + ((struct efa_link *)second[A])->nposted == 0,
+               (pair_poll(&ep.pair, A), pair_poll(&ep.pair, B)), "the last WRITEs");
     for (int i = 0; i < 2; i++)
         ep.pair.ops->link_close(second[i]);
     while (pair_take(&ep.pair, A, WEFT_OP_WRITE, 1, &comp) || pair_take(&ep.pair, A, WEFT_OP_WRITE, 2, &comp))
@@ -283,8 +281,8 @@ static void a_message_is_good_for_one_post(void **state)
     pair_post(&ep.pair, A, &cmd);
     assert_int_equal(link->nflying, 1);
     assert_false(process.heard);
-    while (link->nflying > 0)
-        efa_progress(efa_pair_nic(&ep, B)), efa_progress(efa_pair_nic(&ep, A)); /* no poll, which may post */
+    TEST_UNTIL(link->nflying == 0, (efa_progress(efa_pair_nic(&ep, B)), efa_progress(efa_pair_nic(&ep, A))),
+               "the WRITE, without a poll, which may post");
     pair_post(&ep.pair, A, &cmd);
     assert_int_equal(link->nflying, 0);
     process.heard = process.dead = true; /* the link is about to go down */
